@@ -1,0 +1,97 @@
+"""Every way in which the tool refuses: one class and one exit code a kind.
+
+A message says what happened, why, and what to do next. Nothing else in the package
+prints an error or calls ``sys.exit``; ``overlay.cli`` turns these into exit codes.
+"""
+
+from __future__ import annotations
+
+
+class OverlayError(Exception):
+    """Base of all refusals.
+
+    Args:
+        what: one sentence that names the file, patch or value at fault.
+        why: the evidence, or the expectation that was not met.
+        fix: the next step, an imperative.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, why: str = "", fix: str = "") -> None:
+        super().__init__(what)
+        self.what, self.why, self.fix = what, why, fix
+
+    @property
+    def kind(self) -> str:
+        """Stable machine-readable name, as it stands in ``--json`` output."""
+        return type(self).__name__.removesuffix("Error").lower()
+
+    def __str__(self) -> str:
+        return "\n".join(part for part in (self.what, self.why, self.fix) if part)
+
+
+class LineError(OverlayError):
+    """A line's folder, ``line.toml``, ``series`` or trailers are malformed."""
+
+    exit_code = 3
+
+
+class PatchError(OverlayError):
+    """A patch file can't be read as one mail with one diff."""
+
+    exit_code = 4
+
+
+class SourceError(OverlayError):
+    """A source isn't what its pin says, or is unsafe to unpack."""
+
+    exit_code = 5
+
+
+class UnavailableError(OverlayError):
+    """A source can't be had now: offline, out of reach, or gone."""
+
+    exit_code = 6
+
+
+class ApplyError(OverlayError):
+    """At least one patch has a bad verdict."""
+
+    exit_code = 7
+
+
+class LockError(OverlayError):
+    """The line disagrees with its lock."""
+
+    exit_code = 8
+
+
+class WheelError(OverlayError):
+    """A wheel can't be built as an overlay, or its content contradicts its record."""
+
+    exit_code = 9
+
+
+class LintError(OverlayError):
+    """A line's patches have faults that git would let through."""
+
+    exit_code = 10
+
+
+class MachineError(OverlayError):
+    """The machine lacks something: git too old, cache read-only, disk full."""
+
+    exit_code = 11
+
+
+class ExportError(OverlayError):
+    """Commits can't become patches without losing something."""
+
+    exit_code = 12
+
+
+class GitError(OverlayError):
+    """A git command failed in a way that no verb foresaw."""
+
+    exit_code = 13

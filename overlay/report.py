@@ -1,0 +1,93 @@
+"""What a person or a program gets to see: tables, progress, JSON, errors.
+
+On a terminal: colours, tables and progress bars. Elsewhere: plain lines. With ``--json``:
+one JSON document on standard output and nothing else there. All else goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from overlay.errors import OverlayError
+
+    Advance = Callable[[int], None]
+
+
+class Reporter:
+    """Prints for one invocation. Library code gets it passed in, and never prints by itself."""
+
+    def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
+        self.as_json = as_json
+        self.quiet = quiet
+
+    def say(self, message: str) -> None:
+        """One line of progress or outcome, on standard error."""
+        if not self.quiet:
+            sys.stderr.write(message + "\n")
+            sys.stderr.flush()
+
+    @contextmanager
+    def progress(self, label: str, total: int | None = None) -> Iterator[Advance]:
+        """Yield a function that is told how many more bytes (or items) are done.
+
+        A bar on a terminal; in CI one line at the start and one at the end.
+        """
+        if self.quiet or not sys.stderr.isatty():
+            started = time.monotonic()
+            self.say(f"{label} ...")
+            yield lambda _: None
+            self.say(f"{label}: done in {time.monotonic() - started:.1f} s")
+            return
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(label, total=total)
+            yield lambda n: bar.advance(task, n)
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
+        """A table on a terminal; tab-separated lines elsewhere, so that ``cut`` works."""
+        if not sys.stdout.isatty():
+            for row in rows:
+                sys.stdout.write("\t".join(row) + "\n")
+            return
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(*columns, title=title or None, title_justify="left")
+        for row in rows:
+            table.add_row(*row)
+        Console().print(table)
+
+    def text(self, text: str) -> None:
+        """Plain text on standard output."""
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+    def json(self, document: Mapping[str, Any]) -> None:
+        """The one JSON document of this invocation."""
+        sys.stdout.write(json.dumps(document, indent=2, sort_keys=False, default=str) + "\n")
+
+    def error(self, error: OverlayError) -> None:
+        """What happened, why, what to do; as JSON when asked."""
+        if self.as_json:
+            self.json(
+                {
+                    "error": error.kind,
+                    "what": error.what,
+                    "why": error.why,
+                    "fix": error.fix,
+                    "exit_code": error.exit_code,
+                }
+            )
+            return
+        lines = [f"error: {error.what}"]
+        lines += [f"  {line}" for line in error.why.splitlines()]
+        lines += [f"fix: {error.fix}"] if error.fix else []
+        sys.stderr.write("\n".join(lines) + "\n")
