@@ -1,0 +1,237 @@
+"""Apply a series to a base tree: every patch gets a verdict, every good one a commit.
+
+No working tree: blobs come from one ``git cat-file``, commits go to one ``git fast-import``.
+Each intermediate state is kept under a key made of the base commit and the patches so far, so
+a change to patch k costs the patches from k on, and an unchanged series costs a look-up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from overlay.errors import ApplyError
+from overlay.files import machine_errors, write_atomic
+from overlay.match import Entry, Finding, Verdict, match_patch
+from overlay.objects import NO_BLOB, blob_id
+from overlay.patch import NAME_TRAILER
+from overlay.paths import quote_path
+from overlay.store import Commit, FastImport, Store, StoredTree
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from overlay.git import ObjectReader
+    from overlay.patch import Patch
+
+# Changes whenever a state could come out differently from the same patches.
+STATE_FORMAT = 1
+
+
+class Effect(msgspec.Struct, frozen=True, kw_only=True):
+    """What one patch did to one path.
+
+    Attributes:
+        path: as text (``overlay.paths.quote_path``).
+        mode_before, mode: six octal digits; ``000000`` where there is no file.
+        before, blob: git blob ids; 40 zeros where there is no file.
+    """
+
+    path: str
+    mode_before: str
+    mode: str
+    before: str
+    blob: str
+
+
+class Applied(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one patch, and the state after it (of the last good one, if it is bad)."""
+
+    name: str
+    verdict: Verdict
+    commit: str
+    tree: str
+    effects: tuple[Effect, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    cached: bool = False
+
+
+class PatchedTree(msgspec.Struct, frozen=True, kw_only=True):
+    """A base tree with a series applied."""
+
+    base: Commit
+    patches: tuple[Applied, ...]
+
+    @property
+    def tree(self) -> str:
+        """Id of the patched tree."""
+        return self.patches[-1].tree if self.patches else self.base.tree
+
+    @property
+    def commit(self) -> str:
+        """Id of the last patch's commit."""
+        return self.patches[-1].commit if self.patches else self.base.commit
+
+    @property
+    def bad(self) -> tuple[Applied, ...]:
+        """The patches that are no part of the tree."""
+        return tuple(patch for patch in self.patches if not patch.verdict.good)
+
+    def final(self) -> dict[str, Effect]:
+        """The last effect on each path over the whole series."""
+        return {effect.path: effect for patch in self.patches for effect in patch.effects}
+
+
+def apply_series(
+    store: Store, base: Commit, patches: Sequence[Patch], *, use_states: bool = True
+) -> PatchedTree:
+    """Apply ``patches`` in order to ``base``.
+
+    Args:
+        store: holds the base commit and gets the new ones.
+        base: to stand on.
+        patches: the series.
+        use_states: False recomputes everything, as ``verify`` does.
+    """
+    keys = _state_keys(base, patches)
+    with store.reader() as reader:
+        done = _known(store, reader, keys) if use_states else []
+        if len(done) == len(patches):
+            return PatchedTree(base=base, patches=tuple(done))
+        with store.writing(), FastImport(store) as stream:
+            made = _make(reader, stream, base, patches, done, f"refs/overlay/tip/{keys[-1]}")
+    with machine_errors(store.states):
+        store.states.mkdir(parents=True, exist_ok=True)
+        for key, state in zip(keys[len(done) :], made, strict=True):
+            write_atomic(store.states / f"{key}.json", msgspec.json.encode(state))
+    return PatchedTree(base=base, patches=(*done, *made))
+
+
+def refuse_bad(patched: PatchedTree, line: str, upstream: str) -> None:
+    """Raise ``ApplyError`` that names every patch with a bad verdict, with its evidence."""
+    if not patched.bad:
+        return
+    rows = []
+    for patch in patched.bad:
+        rows.append(f"{patch.name}: {patch.verdict}")
+        rows += [
+            f"  {finding.path} (patch line {finding.at}): {finding.why or finding.verdict}"
+            for finding in patch.findings
+            if not finding.verdict.good
+        ]
+    raise ApplyError(
+        f"{len(patched.bad)} of {len(patched.patches)} {upstream} patches of {line} don't apply",
+        why="\n".join(rows),
+        fix="drop what upstream has merged; repair the rest in a checkout and export",
+    )
+
+
+def _state_keys(base: Commit, patches: Sequence[Patch]) -> list[str]:
+    keys = []
+    key = f"{STATE_FORMAT} {base.commit}"
+    for patch in patches:
+        key = hashlib.sha256(f"{key} {patch.name} {patch.sha256}".encode()).hexdigest()
+        keys.append(key)
+    return keys
+
+
+def _known(store: Store, reader: ObjectReader, keys: list[str]) -> list[Applied]:
+    """States that were made before, from the first patch on without a gap."""
+    found: list[Applied] = []
+    for key in keys:
+        try:
+            state = msgspec.json.decode(
+                (store.states / f"{key}.json").read_bytes(), type=Applied, strict=True
+            )
+        except (OSError, msgspec.DecodeError):
+            break
+        found.append(msgspec.structs.replace(state, cached=True))
+    # The objects may have gone with the store; ask for the newest, which holds all older ones
+    while found and reader.get(found[-1].commit) is None:
+        found.pop()
+    return found
+
+
+def _make(
+    reader: ObjectReader,
+    stream: FastImport,
+    base: Commit,
+    patches: Sequence[Patch],
+    done: Sequence[Applied],
+    ref: str,
+) -> list[Applied]:
+    """Apply the patches after ``done``."""
+    at = Commit(commit=done[-1].commit, tree=done[-1].tree) if done else base
+    parent: str | None = at.commit
+    tree = StoredTree(reader, at.tree)
+    bad = {patch.name for patch in done if not patch.verdict.good}
+    made: list[Applied] = []
+    for patch in patches[len(done) :]:
+        outcome = match_patch(patch, tree)
+        verdict, findings = outcome.verdict, outcome.findings
+        effects: tuple[Effect, ...] = ()
+        blockers = [name for name in patch.requires if name in bad]
+        if blockers:
+            verdict = Verdict.BLOCKED
+            why = (
+                f"requires {', '.join(blockers)}, which {'is' if len(blockers) == 1 else 'are'} bad"
+            )
+            findings = (Finding(verdict=verdict, path="", at=1, why=why), *findings)
+        if verdict.good:
+            effects = tuple(
+                _effect(path, tree.get(path), entry)
+                for path, entry in sorted(outcome.changes.items())
+            )
+            _commit(stream, patch, outcome.changes, parent, ref)
+            parent = None
+            at = stream.made()
+            tree.changes |= outcome.changes
+        else:
+            bad.add(patch.name)
+        made.append(
+            Applied(
+                name=patch.name, verdict=verdict, commit=at.commit, tree=at.tree,
+                effects=effects, findings=findings,
+            )
+        )  # fmt: skip
+    return made
+
+
+def _commit(
+    stream: FastImport,
+    patch: Patch,
+    changes: dict[bytes, Entry | None],
+    parent: str | None,
+    ref: str,
+) -> None:
+    stream.commit(
+        ref,
+        parent=parent,
+        identity=f"{patch.author} <{patch.email}>",
+        date=patch.date,
+        message=named_message(patch),
+    )
+    # Deletions first: a new file may stand where a folder was
+    for path, entry in sorted(changes.items(), key=lambda item: item[1] is not None):
+        if entry is None:
+            stream.delete(path)
+        else:
+            stream.put(path, entry.mode, entry.data)
+
+
+def named_message(patch: Patch) -> str:
+    """The patch's commit message with its name as one more trailer."""
+    gap = "" if patch.trailers else "\n"
+    return f"{patch.message}{gap}{NAME_TRAILER}: {patch.name}\n"
+
+
+def _effect(path: bytes, before: Entry | None, after: Entry | None) -> Effect:
+    return Effect(
+        path=quote_path(path),
+        mode_before=f"{before.mode if before else 0:06o}",
+        mode=f"{after.mode if after else 0:06o}",
+        before=blob_id(before.data) if before else NO_BLOB,
+        blob=blob_id(after.data) if after else NO_BLOB,
+    )

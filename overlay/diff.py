@@ -1,0 +1,380 @@
+"""Read git's diff format: bytes in, files and hunks out. Nothing is decoded, nothing is guessed.
+
+Stricter than ``git apply``: a blank line is no context line, text between two file diffs
+is an error, prefixes are ``a/`` and ``b/``. Whatever git would pass over in silence could
+be a lost change, so it raises ``PatchError`` with the patch's name and line number.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from overlay.delta import decode_line
+from overlay.errors import PatchError
+from overlay.paths import check_path, quote_path, unquote_path
+
+REGULAR, EXECUTABLE, SYMLINK = 0o100644, 0o100755, 0o120000
+MODES = (REGULAR, EXECUTABLE, SYMLINK)
+
+_HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(.*)\n?\Z", re.DOTALL)
+_INDEX = re.compile(rb"index ([0-9a-f]{4,64})\.\.([0-9a-f]{4,64})(?: (\d{6}))?\Z")
+# What git's mail ends with: two dashes and a space, then git's version
+_SIGNATURE = (b"-- ", b"--")
+_SIZE = re.compile(rb"(literal|delta) (\d+)\n\Z")
+# The same bound as for a file in an archive: a literal of 1 GiB is no patch.
+_MAX_BINARY = 1 << 30
+
+
+class Kind(StrEnum):
+    """What a file diff does to its path."""
+
+    MODIFY = "modify"
+    ADD = "add"
+    DELETE = "delete"
+    RENAME = "rename"
+    COPY = "copy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hunk:
+    """One ``@@`` block.
+
+    Attributes:
+        old_start: first line of the old side, 1-based (0 when the old side is empty).
+        old: bytes of the old side, line ends included.
+        new: bytes of the new side, line ends included.
+        leading: count of context lines before the first change.
+        trailing: count of context lines after the last change.
+        at: line of the ``@@`` in the patch file, 1-based.
+        lines: prefixed lines, as they stand in the patch.
+    """
+
+    old_start: int
+    old: bytes
+    new: bytes
+    leading: int
+    trailing: int
+    at: int
+    lines: tuple[bytes, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binary:
+    """A ``GIT binary patch``: the new content, whole or as a delta against the old one."""
+
+    data: bytes = field(repr=False)
+    is_delta: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileDiff:
+    """What a patch does to one file. ``old_path`` is None for an added file, ``new_path`` for a
+    deleted one; modes are git's six octal digits, None where the diff doesn't state them."""
+
+    kind: Kind
+    old_path: bytes | None
+    new_path: bytes | None
+    old_mode: int | None
+    new_mode: int | None
+    old_blob: bytes | None
+    new_blob: bytes | None
+    hunks: tuple[Hunk, ...]
+    binary: Binary | None
+    at: int
+
+    @property
+    def path(self) -> bytes:
+        """The path that names this diff to a reader: the new one, or the old one of a deletion."""
+        path = self.new_path if self.new_path is not None else self.old_path
+        assert path is not None  # noqa: S101 - the parser makes no diff without a path
+        return path
+
+    @property
+    def paths(self) -> tuple[bytes, ...]:
+        """Every path whose content or existence may change."""
+        pair = (self.old_path if self.kind is not Kind.COPY else None, self.new_path)
+        return tuple(dict.fromkeys(path for path in pair if path is not None))
+
+
+def parse_diff(text: bytes, *, name: str, first_line: int = 1) -> tuple[FileDiff, ...]:
+    """Parse the diff part of a patch.
+
+    Args:
+        text: from the first ``diff --git`` on, without a mail signature.
+        name: of the patch, for messages.
+        first_line: line number of ``text``'s first line in the patch file.
+    """
+    return _Parser(text, name, first_line).files()
+
+
+class _Parser:
+    def __init__(self, text: bytes, name: str, first_line: int) -> None:
+        self._lines = text.split(b"\n")
+        # Every line keeps its end; only the last may lack one, and then it is real content.
+        self._lines = [line + b"\n" for line in self._lines[:-1]] + (
+            [self._lines[-1]] if self._lines[-1] else []
+        )
+        self._name = name
+        self._first = first_line
+        self._at = 0
+
+    def _fail(self, what: str, *, at: int | None = None, fix: str = "") -> PatchError:
+        line = self._first + (self._at if at is None else at)
+        return PatchError(
+            f"{self._name}:{line}: {what}",
+            fix=fix or "write the patch with 'export', or with git format-patch",
+        )
+
+    def _peek(self) -> bytes:
+        return self._lines[self._at] if self._at < len(self._lines) else b""
+
+    def files(self) -> tuple[FileDiff, ...]:
+        found = []
+        while self._at < len(self._lines):
+            line = self._peek()
+            if line.startswith(b"diff --git "):
+                found.append(self._file())
+            elif line.rstrip(b"\n") in _SIGNATURE and not self._diff_follows():
+                break
+            elif line.strip():
+                raise self._fail(f"text that is no part of a diff: {line[:60]!r}")
+            else:
+                self._at += 1
+        self._check_distinct(found)
+        return tuple(found)
+
+    def _diff_follows(self) -> bool:
+        return any(line.startswith(b"diff --git ") for line in self._lines[self._at :])
+
+    def _check_distinct(self, files: list[FileDiff]) -> None:
+        seen: set[bytes] = set()
+        for diff in files:
+            for path in diff.paths:
+                if path in seen:
+                    raise self._fail(
+                        f"{quote_path(path)} is changed by two file diffs of this patch",
+                        at=diff.at - self._first,
+                    )
+                seen.add(path)
+
+    def _file(self) -> FileDiff:
+        at = self._at
+        header = self._peek()[len(b"diff --git ") :].rstrip(b"\n")
+        self._at += 1
+        extended = self._extended()
+        old, new = self._names(header, extended, at)
+        binary = self._binary()
+        hunks: list[Hunk] = []
+        while binary is None and self._peek().startswith(b"@@ "):
+            hunks.append(self._hunk())
+        kind = _kind(extended)
+        index = extended.get(b"index")
+        mode = _mode(extended.get(b"index mode"))
+        diff = FileDiff(
+            kind=kind,
+            old_path=None if kind is Kind.ADD else old,
+            new_path=None if kind is Kind.DELETE else new,
+            old_mode=_mode(extended.get(b"old mode") or extended.get(b"deleted file mode")) or mode,
+            new_mode=_mode(extended.get(b"new mode") or extended.get(b"new file mode")) or mode,
+            old_blob=index.split(b"..")[0] if index else None,
+            new_blob=index.split(b"..")[1] if index else None,
+            hunks=tuple(hunks),
+            binary=binary,
+            at=self._first + at,
+        )
+        self._check(diff, at)
+        return diff
+
+    def _extended(self) -> dict[bytes, bytes]:
+        keys = (
+            b"old mode", b"new mode", b"deleted file mode", b"new file mode", b"copy from",
+            b"copy to", b"rename from", b"rename to", b"similarity index", b"dissimilarity index",
+        )  # fmt: skip
+        found: dict[bytes, bytes] = {}
+        while line := self._peek():
+            bare = line.rstrip(b"\n")
+            key = next((key for key in keys if bare.startswith(key + b" ")), None)
+            if key is not None:
+                found[key] = bare[len(key) + 1 :]
+            elif bare.startswith(b"index "):
+                match = _INDEX.match(bare)
+                if match is None:
+                    raise self._fail(f"malformed index line {bare[:80]!r}")
+                found[b"index"] = match[1] + b".." + match[2]
+                found[b"index mode"] = match[3] or b""
+            elif bare.startswith((b"--- ", b"+++ ")):
+                found[bare[:3]] = bare[4:]
+            else:
+                break
+            self._at += 1
+        return found
+
+    def _names(self, header: bytes, extended: dict[bytes, bytes], at: int) -> tuple[bytes, bytes]:
+        try:
+            for key in (b"rename", b"copy"):
+                if key + b" from" in extended and key + b" to" in extended:
+                    return (
+                        unquote_path(extended[key + b" from"]),
+                        unquote_path(extended[key + b" to"]),
+                    )
+            stated = {
+                sign: _strip_prefix(_stated_path(extended[sign]), side)
+                for sign, side in ((b"---", b"a/"), (b"+++", b"b/"))
+                if sign in extended and _stated_path(extended[sign]) != b"/dev/null"
+            }
+            if stated:
+                first = next(iter(stated.values()))
+                return stated.get(b"---", first), stated.get(b"+++", first)
+            return _split_header(header)
+        except ValueError as error:
+            raise self._fail(f"can't tell the paths of this diff: {error}", at=at) from None
+
+    def _hunk(self) -> Hunk:
+        at = self._at
+        match = _HUNK.match(self._peek())
+        if match is None:
+            raise self._fail(f"malformed hunk header {self._peek()[:60]!r}")
+        counts = {side: int(match[i]) if match[i] else 1 for side, i in ((b"-", 2), (b"+", 4))}
+        left = dict(counts)
+        self._at += 1
+        lines: list[bytes] = []
+        while left[b"-"] > 0 or left[b"+"] > 0:
+            line = self._peek()
+            sign = line[:1]
+            if sign not in (b" ", b"-", b"+"):
+                raise self._fail(
+                    f"hunk at line {self._first + at} ends early: its header counts "
+                    f"{counts[b'-']} old and {counts[b'+']} new lines, {left[b'-']} old and "
+                    f"{left[b'+']} new are missing",
+                    fix="don't edit hunks by hand; change the commit in a checkout and export",
+                )
+            for side in (b"-", b"+") if sign == b" " else (sign,):
+                left[side] -= 1
+            self._at += 1
+            # "\ No newline at end of file", in whichever language diff wrote it
+            if self._peek().startswith(b"\\"):
+                line = line.removesuffix(b"\n")
+                self._at += 1
+            lines.append(line)
+        after = self._peek()
+        if (
+            left[b"-"]
+            or left[b"+"]
+            or after[:1] in (b" ", b"+")
+            or (after[:1] == b"-" and after.rstrip(b"\n") not in _SIGNATURE)
+        ):
+            raise self._fail(
+                f"hunk at line {self._first + at} is longer than its header counts",
+                fix="don't edit hunks by hand; change the commit in a checkout and export",
+            )
+        return _make_hunk(int(match[1]), tuple(lines), self._first + at)
+
+    def _binary(self) -> Binary | None:
+        if self._peek().startswith(b"Binary files "):
+            raise self._fail(
+                "binary diff without content", fix="export writes --binary diffs; use it"
+            )
+        if self._peek() != b"GIT binary patch\n":
+            return None
+        self._at += 1
+        forward = self._binary_hunk()
+        if self._peek().startswith((b"literal ", b"delta ")):
+            self._binary_hunk()  # the way back, which we never go
+        return forward
+
+    def _binary_hunk(self) -> Binary:
+        match = _SIZE.match(self._peek())
+        if match is None or int(match[2]) > _MAX_BINARY:
+            raise self._fail("malformed binary diff")
+        self._at += 1
+        packed = bytearray()
+        while (line := self._peek().rstrip(b"\n")) != b"":
+            try:
+                packed += decode_line(line)
+            except ValueError as error:
+                raise self._fail(f"malformed binary diff: {error}") from None
+            self._at += 1
+        self._at += 1
+        inflate = zlib.decompressobj()
+        try:
+            data = inflate.decompress(bytes(packed), int(match[2]) + 1)
+        except zlib.error:
+            raise self._fail("binary diff does not inflate") from None
+        if len(data) != int(match[2]) or not inflate.eof:
+            raise self._fail("binary diff has another size than it states")
+        return Binary(data=data, is_delta=match[1] == b"delta")
+
+    def _check(self, diff: FileDiff, at: int) -> None:
+        for path in (diff.old_path, diff.new_path):
+            if path is not None and (why := check_path(path)):
+                raise self._fail(f"path {quote_path(path)} {why}", at=at)
+        if diff.kind in (Kind.MODIFY, Kind.DELETE) and diff.old_path != (
+            diff.new_path or diff.old_path
+        ):
+            raise self._fail("--- and +++ name two files, but nothing says rename", at=at)
+        for mode in (diff.old_mode, diff.new_mode):
+            if mode is not None and mode not in MODES:
+                raise self._fail(f"mode {mode:06o} is no file that a patch can carry", at=at)
+        changes = diff.hunks or diff.binary or diff.kind is not Kind.MODIFY
+        if not changes and diff.old_mode == diff.new_mode:
+            raise self._fail("this diff changes nothing", at=at)
+
+
+def _make_hunk(old_start: int, lines: tuple[bytes, ...], at: int) -> Hunk:
+    changed = [i for i, line in enumerate(lines) if line[:1] != b" "] or [len(lines)]
+    return Hunk(
+        old_start=old_start,
+        old=b"".join(line[1:] for line in lines if line[:1] != b"+"),
+        new=b"".join(line[1:] for line in lines if line[:1] != b"-"),
+        leading=changed[0],
+        trailing=len(lines) - 1 - changed[-1] if changed[-1] < len(lines) else 0,
+        at=at,
+        lines=lines,
+    )
+
+
+def _kind(extended: dict[bytes, bytes]) -> Kind:
+    for key, kind in (
+        (b"new file mode", Kind.ADD),
+        (b"deleted file mode", Kind.DELETE),
+        (b"rename from", Kind.RENAME),
+        (b"copy from", Kind.COPY),
+    ):
+        if key in extended:
+            return kind
+    return Kind.MODIFY
+
+
+def _mode(text: bytes | None) -> int | None:
+    try:
+        return int(text, 8) if text else None
+    except ValueError:
+        return -1
+
+
+def _stated_path(text: bytes) -> bytes:
+    # git ends a path that holds a space with a tab, so that patch(1) sees where it stops
+    return unquote_path(text.removesuffix(b"\t"))
+
+
+def _strip_prefix(path: bytes, prefix: bytes) -> bytes:
+    if not path.startswith(prefix):
+        raise ValueError(f"path {path[:60]!r} lacks the prefix {prefix.decode()}")
+    return path[len(prefix) :]
+
+
+def _split_header(header: bytes) -> tuple[bytes, bytes]:
+    """Both paths of ``a/X b/X`` when nothing else names them (then they are equal)."""
+    if header.endswith(b'"'):
+        middle = header.index(b'" "') if b'" "' in header else -1
+        if middle > 0:
+            old, new = unquote_path(header[: middle + 1]), unquote_path(header[middle + 2 :])
+            return _strip_prefix(old, b"a/"), _strip_prefix(new, b"b/")
+    half = len(header) // 2
+    old, new = header[:half], header[half + 1 :]
+    if header[half : half + 1] != b" " or old[2:] != new[2:]:
+        raise ValueError("the header names two paths but nothing says rename")
+    return _strip_prefix(old, b"a/"), _strip_prefix(new, b"b/")

@@ -1,0 +1,216 @@
+"""The one door to git: a bare repository driven through GitPython, in a sealed environment.
+
+Sealed means that no configuration, hook, attribute, locale or ``GIT_*`` variable of the user
+can change a byte or an id that comes out. Only a fetch lets the user's proxy, certificates
+and SSH in, since what it brings is checked against full ids.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from overlay.errors import GitError, MachineError
+from overlay.files import write_atomic
+
+# GitPython looks for git when it is imported, and would raise; we say better what is missing.
+os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+import git
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+# The oldest git with every switch used here ('cat-file --batch-command -z', 'merge-tree
+# --write-tree'); GIT_CONFIG_GLOBAL, on which the seal stands, came with 2.32.
+MIN_GIT = (2, 38)
+
+# What a user may say about reaching a server. It can't change content: ids are checked.
+_NETWORK_VARIABLES = (
+    "GIT_SSL_CAINFO", "GIT_SSL_CAPATH", "GIT_SSL_CERT", "GIT_SSL_KEY", "GIT_SSH",
+    "GIT_SSH_COMMAND", "GIT_SSH_VARIANT", "GIT_PROXY_COMMAND", "GIT_ASKPASS",
+)  # fmt: skip
+
+_CONFIG = (
+    ("core.hooksPath", os.devnull),  # hooks run programs and can change refs
+    ("core.attributesFile", os.devnull),  # attributes change diffs and line ends
+    ("core.excludesFile", os.devnull),
+    ("core.logAllRefUpdates", "false"),  # reflogs keep dead objects alive and cost writes
+    ("core.quotePath", "true"),  # one spelling of a path in diffs, on every machine
+    ("gc.auto", "0"),  # 'cache gc' alone collects: a running apply must not lose objects
+    ("maintenance.auto", "false"),
+    ("fetch.fsckObjects", "true"),  # what a server sends is untrusted
+    ("fetch.writeCommitGraph", "false"),
+    ("advice.detachedHead", "false"),
+    ("user.useConfigOnly", "true"),  # never invent an identity from the host's name
+)
+
+
+class Git:
+    """A bare repository. ``processes`` counts the children that this object started."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes = 0
+
+    def run(
+        self,
+        *arguments: str,
+        stdin: bytes = b"",
+        ok: Sequence[int] = (0,),
+        env: Mapping[str, str] | None = None,
+        network: bool = False,
+    ) -> bytes:
+        """Standard output of one git command; ``GitError`` when its exit code is not in ``ok``."""
+        process = self.open(*arguments, env=env, network=network)
+        out, err = process.communicate(stdin)
+        code = int(process.returncode)
+        if code not in ok:
+            raise GitError(
+                f"git {arguments[0]} failed with exit code {code}",
+                why=err.decode(errors="replace").strip(),
+            )
+        return bytes(out)
+
+    def open(
+        self, *arguments: str, env: Mapping[str, str] | None = None, network: bool = False
+    ) -> subprocess.Popen[bytes]:
+        """Start a git command with pipes to all three streams."""
+        check_git(self.folder.parent / "git-checked")
+        options = [*_CONFIG, ("protocol.allow", "user" if network else "never")]
+        switches = [part for key, value in options for part in ("-c", f"{key}={value}")]
+        self.processes += 1
+        with _unsealed_variables_removed():
+            process: Any = git.cmd.Git(str(self.folder)).execute(
+                [_git(), *switches, *arguments],
+                as_process=True,
+                istream=subprocess.PIPE,
+                env={**_sealed(network), "GIT_DIR": str(self.folder), **(env or {})},
+            )
+        popen: subprocess.Popen[bytes] = process.proc
+        # GitPython's wrapper kills the child when it is collected; the caller owns it now.
+        process.proc = None
+        return popen
+
+
+class ObjectReader:
+    """Reads objects of one repository through one ``git cat-file --batch`` process."""
+
+    def __init__(self, git: Git) -> None:
+        self._git = git
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> ObjectReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def get(self, name: str) -> tuple[str, str, bytes] | None:
+        """Id, type and content of an object named by id or ref; None when there is none."""
+        if self._process is None:
+            self._process = self._git.open("cat-file", "--batch")
+        assert self._process.stdin is not None  # noqa: S101 - both are pipes
+        assert self._process.stdout is not None  # noqa: S101
+        try:
+            self._process.stdin.write(name.encode() + b"\n")
+            self._process.stdin.flush()
+            head = self._process.stdout.readline()
+        except BrokenPipeError:
+            head = b""
+        if head.endswith((b" missing\n", b" ambiguous\n")):
+            return None
+        try:
+            oid, kind, size = head.decode().split()
+        except ValueError:
+            raise GitError("git cat-file stopped", why=f"{self._git.folder}: {head!r}") from None
+        data = self._process.stdout.read(int(size))
+        self._process.stdout.read(1)
+        return oid, kind, data
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+                if pipe is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        pipe.close()
+            self._process.wait()
+            self._process = None
+
+
+def git_version() -> tuple[int, ...]:
+    """Version of the git on the PATH, as numbers."""
+    out = subprocess.run((_git(), "version"), capture_output=True, check=False).stdout
+    found = re.search(rb"(\d+)\.(\d+)(?:\.(\d+))?", out)
+    if found is None:
+        raise MachineError(f"{_git()} does not say its version", fix="install git")
+    return tuple(int(number) for number in found.groups() if number)
+
+
+@cache
+def check_git(stamp: Path) -> None:
+    """Refuse a git that is missing or too old.
+
+    ``stamp`` remembers which program was found new enough, so that the answer costs a process
+    only once a machine.
+    """
+    status = Path(_git()).stat()
+    identity = f"{_git()} {status.st_size} {status.st_mtime_ns}\n"
+    with contextlib.suppress(OSError):
+        if stamp.read_text() == identity:
+            return
+    version = git_version()
+    if version < MIN_GIT:
+        have, need = (".".join(map(str, numbers)) for numbers in (version, MIN_GIT))
+        raise MachineError(
+            f"git {have} is too old: {need} or newer is needed",
+            why=f"found as {_git()}",
+            fix="install a newer git and put it first on the PATH",
+        )
+    with contextlib.suppress(OSError):  # a read-only cache costs a process a run, no more
+        write_atomic(stamp, identity.encode())
+
+
+@cache
+def _git() -> str:
+    found = shutil.which("git")
+    if found is None:
+        raise MachineError("git is not installed", fix="install git and put it on the PATH")
+    return found
+
+
+def _sealed(network: bool) -> dict[str, str]:
+    env = {
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_NO_REPLACE_OBJECTS": "1",  # refs/replace would swap content under an id
+        "GIT_TERMINAL_PROMPT": "0",  # CI must fail, not wait
+        "GIT_OPTIONAL_LOCKS": "0",
+        "LC_ALL": "C.UTF-8",
+        "LANGUAGE": "C",
+        "TZ": "UTC",
+    }
+    if network:
+        env |= {key: os.environ[key] for key in _NETWORK_VARIABLES if key in os.environ}
+    return env
+
+
+@contextlib.contextmanager
+def _unsealed_variables_removed() -> Any:
+    """GitPython hands the whole environment on; take git's own variables out meanwhile."""
+    taken = {
+        key: os.environ.pop(key)
+        for key in list(os.environ)
+        if key.startswith("GIT_") and not key.startswith("GIT_PYTHON_")
+    }
+    try:
+        yield
+    finally:
+        os.environ.update(taken)
