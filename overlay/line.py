@@ -36,6 +36,7 @@ _Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$", description="SHA-256, 6
 _Id = Annotated[str, Meta(pattern=r"^[0-9a-f]{40}$", description="git id, 40 hex digits")]
 _Abbreviation = Annotated[str, Meta(pattern=r"^[0-9a-f]{7,39}$")]
 _Version = Annotated[str, Meta(pattern=r"^[0-9][0-9A-Za-z.!]*$")]
+_Specifier = Annotated[str, Meta(pattern=r"^(==|>=|<=|!=|~=|<|>)[0-9][0-9A-Za-z.,<>=!~*]*$")]
 _Arch = Annotated[str, Meta(pattern=r"^[0-9]{1,2}\.[0-9][af]?$", description="such as 12.0a")]
 
 
@@ -92,6 +93,19 @@ class Pin(Strict, frozen=True):
         return self.commit or self.abbreviation or ""
 
 
+class Requirement(Strict, frozen=True):
+    """A requirement of upstream's vLLM wheel that ours replaces.
+
+    Attributes:
+        upstream: specifier in upstream's wheel; another one there is an error.
+        line: specifier in its place. For a project that the line builds itself the wheel
+            adds the local version, so that no resolver can prefer upstream's build.
+    """
+
+    upstream: _Specifier
+    line: _Specifier
+
+
 class Settings(Strict, frozen=True):
     """``line.toml``.
 
@@ -101,6 +115,8 @@ class Settings(Strict, frozen=True):
         torch, cuda: exact versions that the line is built and run with.
         python: minor versions on which the patched trees must compile, oldest first.
         architectures: CUDA architectures that the line serves, as FlashInfer spells them.
+        vllm, flashinfer: the pins.
+        requirements: replaced in vLLM's wheel, by project name.
     """
 
     format: Literal[1]
@@ -111,6 +127,15 @@ class Settings(Strict, frozen=True):
     architectures: tuple[_Arch, ...]
     vllm: Pin
     flashinfer: Pin
+    requirements: dict[str, Requirement]
+
+    def __post_init__(self) -> None:
+        ours = self.requirements.get(PROJECTS["flashinfer"])
+        if ours is None or ours.line != f"=={self.flashinfer.version}":
+            raise ValueError(
+                f"'requirements.{PROJECTS['flashinfer']}.line' must be "
+                f"'=={self.flashinfer.version}', the version that the line builds"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

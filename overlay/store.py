@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 
 import platformdirs
 
-from overlay.errors import GitError, MachineError
+from overlay.errors import GitError, MachineError, UnavailableError
 from overlay.files import locked, machine_errors
 from overlay.git import Git, ObjectReader
 from overlay.match import Entry
 from overlay.objects import parse_tree
+from overlay.paths import quote_path
 
 if TYPE_CHECKING:
     import subprocess
@@ -177,6 +178,10 @@ class FastImport:
         """Set a file in the commit that was begun."""
         self._write(b"M %o inline %s\ndata %d\n" % (mode, _quoted(path), len(data)) + data + b"\n")
 
+    def root(self, tree: str) -> None:
+        """Make a stored tree the whole tree of the commit that was begun."""
+        self._write(f'M 040000 {tree} ""\n'.encode())
+
     def delete(self, path: bytes) -> None:
         """Remove a file in the commit that was begun."""
         self._write(b"D " + _quoted(path) + b"\n")
@@ -234,7 +239,11 @@ class StoredTree:
             return None
         data = self._reader.get(found[1])
         if data is None:
-            raise MissingBlobError(path, found[1])
+            raise UnavailableError(
+                f"the content of {quote_path(path)} (blob {found[1]}) is not in the store",
+                why="the store was filled from git, blobs on demand",
+                fix="run 'fetch' for the line while online",
+            )
         return Entry(mode=found[0], data=data[2])
 
     def is_folder(self, path: bytes) -> bool:
@@ -268,14 +277,6 @@ class StoredTree:
             or (mode != 0o40000 and self.changes.get(below + name, True) is not None)
             for name, (mode, _) in self._names(below[:-1]).items()
         )
-
-
-class MissingBlobError(Exception):
-    """A blob that a partial clone has not fetched; ``overlay.source`` fetches before applying."""
-
-    def __init__(self, path: bytes, blob: str) -> None:
-        super().__init__(path, blob)
-        self.path, self.blob = path, blob
 
 
 def _quoted(path: bytes) -> bytes:

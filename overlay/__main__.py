@@ -1,0 +1,7 @@
+"""``python -m overlay``."""
+
+import sys
+
+from overlay.cli import main
+
+sys.exit(main())

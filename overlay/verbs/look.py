@@ -1,0 +1,3 @@
+"""Verbs that only look: lines, show, inspect, doctor, cache."""
+
+from __future__ import annotations

@@ -1,0 +1,338 @@
+"""vLLM's own MLA attention layer over a sharded, packed cache, on one rank.
+
+Everything but two things is vLLM's: the FlashInfer kernel (see ``launcher``) and
+the top-k ids, which the sparse indexer would merge over the ranks with a kernel
+that runs on CUDA only.
+"""
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+import launcher
+import reference
+import vllm.utils.flashinfer as vllm_flashinfer
+import vllm.utils.torch_utils as torch_utils
+from vllm.config import (
+    CacheConfig,
+    CompilationConfig,
+    DeviceConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    VllmConfig,
+    set_current_vllm_config,
+)
+from vllm.model_executor.layers.attention.mla_attention import MLAAttention
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.attention.backends.mla.flashinfer_mla_sparse import (
+    FlashInferMLASparseMetadataBuilder,
+    FlashInferMLASparseSM120Backend,
+)
+from vllm.v1.attention.backends.mla.flashinfer_mla_sparse_sm120 import (
+    FlashInferMLASparseSM120Impl,
+)
+from vllm.v1.kv_cache_interface import MLAAttentionSpec
+
+# Pinning host memory asks for an accelerator.
+torch_utils.PIN_MEMORY = torch.cuda.is_available()
+
+NOPE = 32
+V = 32
+SCALE = 0.05
+TOPK = 128
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Requests of one step, decodes first, and what each row attends to.
+
+    ``lengths`` counts a request's tokens with those of this step. ``topk`` has one
+    list of global positions a row, which may be empty.
+    """
+
+    lengths: tuple[int, ...]
+    queries: tuple[int, ...]
+    topk: tuple[tuple[int, ...], ...]
+    decode_threshold: int = 1
+    padded_rows: int = 0
+
+    @property
+    def rows(self) -> int:
+        return sum(self.queries)
+
+
+def random_batch(
+    lengths: tuple[int, ...],
+    queries: tuple[int, ...],
+    seed: int = 0,
+    most: int = TOPK,
+    **kwargs: Any,
+) -> Batch:
+    """Causal top-k at random: row ``i`` sees positions up to its own."""
+    rng = np.random.default_rng(seed)
+    topk = []
+    for length, query in zip(lengths, queries, strict=True):
+        for i in range(query):
+            seen = length - query + i + 1
+            ids = rng.permutation(seen)[: min(most, seen)]
+            topk.append(tuple(int(g) for g in ids))
+    return Batch(lengths, queries, tuple(topk), **kwargs)
+
+
+@dataclass
+class Problem:
+    """A batch with its data, the same on every rank."""
+
+    batch: Batch
+    heads: int
+    block: int = 64
+    interleave: int = 1
+    seed: int = 0
+    kv: list[torch.Tensor] = field(init=False)
+    q: torch.Tensor = field(init=False)
+    w_uk: torch.Tensor = field(init=False)
+    w_uv: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        gen = torch.Generator().manual_seed(self.seed)
+        randn = lambda *shape: torch.randn(*shape, generator=gen)  # noqa: E731
+        self.kv = [reference.pack(randn(n, 576)) for n in self.batch.lengths]
+        self.q = randn(self.batch.rows, self.heads, NOPE + 64).bfloat16()
+        self.w_uk = (randn(self.heads, NOPE, 512) / 6).bfloat16()
+        self.w_uv = (randn(self.heads, V, 512) / 20).bfloat16()
+
+    def tables(self, world: int) -> list[list[int]]:
+        """Block ids a request, shuffled; block 0 is vLLM's null block."""
+        span = self.block * world
+        counts = [-(-n // span) for n in self.batch.lengths]
+        ids = np.random.default_rng(self.seed).permutation(sum(counts)) + 1
+        ends = np.cumsum(counts)
+        return [ids[e - c : e].tolist() for c, e in zip(counts, ends, strict=True)]
+
+    def expected(self) -> np.ndarray:
+        """Float64 attention over the whole requests: ``[rows, heads * V]``."""
+        out, row = [], 0
+        for packed, query in zip(self.kv, self.batch.queries, strict=True):
+            kv = reference.unpack(packed)
+            for _ in range(query):
+                q = self.q[row].double()
+                latent = torch.einsum("hp,hpl->hl", q[:, :NOPE], self.w_uk.double())
+                q = torch.cat([latent, q[:, NOPE:]], dim=-1)
+                ids = torch.tensor(self.batch.topk[row], dtype=torch.long)
+                attended, _ = reference.attend(q, kv[ids], SCALE)
+                value = torch.einsum("hl,hvl->hv", attended, self.w_uv.double())
+                out.append(value.flatten())
+                row += 1
+        return torch.stack(out).numpy()
+
+
+def make_config(
+    tp: int = 1,
+    dcp: int = 1,
+    comm: str = "ag_rs",
+    interleave: int = 1,
+    model_type: str = "glm_moe_dsa",
+    topk: int = TOPK,
+    heads: int = 64,
+    block: int = 64,
+) -> VllmConfig:
+    """A config of the sizes given, with just enough of a model in it."""
+    parallel = ParallelConfig(
+        tensor_parallel_size=tp,
+        decode_context_parallel_size=dcp,
+        dcp_comm_backend=comm,
+        cp_kv_cache_interleave_size=interleave,
+    )
+    config = VllmConfig(
+        device_config=DeviceConfig(device="cpu"),
+        parallel_config=parallel,
+        cache_config=CacheConfig(block_size=block, cache_dtype="fp8_ds_mla"),
+        scheduler_config=SchedulerConfig(
+            max_num_batched_tokens=2048,
+            max_num_seqs=32,
+            max_model_len=8192,
+            is_encoder_decoder=False,
+        ),
+        compilation_config=CompilationConfig(),
+    )
+    text = SimpleNamespace(
+        model_type=model_type,
+        index_topk=topk,
+        q_lora_rank=None,
+        kv_lora_rank=512,
+        qk_nope_head_dim=NOPE,
+        qk_rope_head_dim=64,
+        v_head_dim=V,
+    )
+    config.model_config = SimpleNamespace(
+        hf_config=text,
+        hf_text_config=text,
+        is_moe=False,
+        dtype=torch.bfloat16,
+        max_model_len=8192,
+        model_arch_config=SimpleNamespace(total_num_attention_heads=heads),
+        get_num_attention_heads=lambda parallel: heads // tp,
+    )
+    return config
+
+
+def patched_launcher() -> Any:
+    """FlashInfer's kernel replaced by the stand-in, as a context."""
+    return mock.patch.multiple(
+        vllm_flashinfer,
+        flashinfer_trtllm_batch_decode_with_kv_cache_mla=(
+            launcher.trtllm_batch_decode_with_kv_cache_mla
+        ),
+        has_flashinfer_sparse_mla_sm120=lambda: True,
+    )
+
+
+def make_impl(num_heads: int = 8, **kwargs: Any) -> FlashInferMLASparseSM120Impl:
+    """The implementation by itself, under the current config."""
+    arguments: dict[str, Any] = dict(
+        num_heads=num_heads,
+        head_size=576,
+        scale=SCALE,
+        num_kv_heads=1,
+        alibi_slopes=None,
+        sliding_window=None,
+        kv_cache_dtype="fp8_ds_mla",
+        logits_soft_cap=None,
+        attn_type="decoder",
+        kv_sharing_target_layer_name=None,
+        topk_indices_buffer=torch.full((256, TOPK), -1, dtype=torch.int32),
+        q_lora_rank=None,
+        kv_lora_rank=512,
+        qk_nope_head_dim=NOPE,
+        qk_rope_head_dim=64,
+        qk_head_dim=NOPE + 64,
+        v_head_dim=V,
+        kv_b_proj=None,
+    )
+    arguments.update(kwargs)
+    with patched_launcher():
+        return FlashInferMLASparseSM120Impl(**arguments)
+
+
+class KVBProj(torch.nn.Module):
+    """``kv_b_proj`` of one rank: a weight, unquantized."""
+
+    def __init__(self, w_uk: torch.Tensor, w_uv: torch.Tensor) -> None:
+        super().__init__()
+        weight = torch.cat([w_uk, w_uv], dim=1).flatten(0, 1)  # [h * (P + V), L]
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+        self.quant_method = None
+        self.params_dtype = torch.bfloat16
+
+
+def run_layer(
+    problem: Problem, config: VllmConfig, rank: int, world: int
+) -> tuple[np.ndarray, list[dict[str, Any]]]:
+    """This rank's ``[rows, heads / world * V]`` and the kernel calls it made.
+
+    The config must be current. ``world`` is TP and DCP size alike: each rank has
+    its own heads, and its own part of the cache.
+    """
+    batch, block = problem.batch, problem.block
+    heads = slice(
+        rank * problem.heads // world, (rank + 1) * problem.heads // world
+    )
+    num_heads = problem.heads // world
+    topk_buffer = torch.full((512, TOPK), -1, dtype=torch.int32)
+    for row, ids in enumerate(batch.topk):
+        topk_buffer[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
+
+    launcher.calls.clear()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with patched_launcher():
+            layer = MLAAttention(
+                num_heads=num_heads,
+                scale=SCALE,
+                qk_nope_head_dim=NOPE,
+                qk_rope_head_dim=64,
+                v_head_dim=V,
+                q_lora_rank=None,
+                kv_lora_rank=512,
+                kv_b_proj=KVBProj(problem.w_uk[heads], problem.w_uv[heads]),
+                cache_config=config.cache_config,
+                prefix=f"model.layers.{len(launcher.calls)}.self_attn.attn",
+                attn_backend=FlashInferMLASparseSM120Backend,
+                use_sparse=True,
+                topk_indices_buffer=topk_buffer,
+            )
+    finally:
+        torch.set_default_dtype(torch.float32)
+    layer.process_weights_after_loading(torch.bfloat16)
+
+    spec = MLAAttentionSpec(
+        block_size=block, num_kv_heads=1, head_size=576, dtype=torch.uint8
+    )
+    builder = FlashInferMLASparseMetadataBuilder(
+        spec, [layer.layer_name], config, torch.device("cpu")
+    )
+    builder.reorder_batch_threshold = batch.decode_threshold
+
+    # This rank's shard. Rows that hold no token are garbage, as in a real cache.
+    tables = problem.tables(world)
+    num_blocks = max(max(t, default=0) for t in tables) + 1
+    cache = torch.randint(0, 120, (num_blocks * block, 656), dtype=torch.uint8)
+    for packed, table in zip(problem.kv, tables, strict=True):
+        for g in range(packed.shape[0]):
+            if reference.owner(g, world, problem.interleave) == rank:
+                slot = reference.slot(g, table, block, world, problem.interleave)
+                cache[slot] = packed[g]
+    width = max(len(t) for t in tables)
+    block_table = torch.zeros(len(tables), width, dtype=torch.int32)
+    for i, table in enumerate(tables):
+        block_table[i, : len(table)] = torch.tensor(table, dtype=torch.int32)
+
+    starts = torch.tensor([0, *np.cumsum(batch.queries)], dtype=torch.int32)
+    lengths = torch.tensor(batch.lengths, dtype=torch.int32)
+    rows = batch.rows + batch.padded_rows
+    common = CommonAttentionMetadata(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=lengths,
+        seq_lens_cpu_upper_bound=lengths,
+        num_reqs=len(batch.lengths),
+        num_actual_tokens=rows,
+        max_query_len=max(batch.queries),
+        max_seq_len=max(batch.lengths),
+        block_table_tensor=block_table,
+        slot_mapping=torch.full((rows,), -1, dtype=torch.int64),
+    )
+    metadata = builder.build(0, common)
+
+    q = torch.zeros(rows, num_heads, NOPE + 64, dtype=torch.bfloat16)
+    q[: batch.rows] = problem.q[:, heads]
+    output = torch.full((rows, num_heads * V), float("nan"), dtype=torch.bfloat16)
+    with patched_launcher():
+        layer.forward_impl(
+            q,
+            torch.zeros(rows, 512, dtype=torch.bfloat16),
+            torch.zeros(rows, 1, 64, dtype=torch.bfloat16),
+            cache.view(num_blocks, block, 656),
+            metadata,
+            output=output,
+        )
+    return output.float().numpy(), list(launcher.calls)
+
+
+def layer_on_rank(
+    rank: int, world: int, rendezvous: str, problem: Problem, comm: str
+) -> tuple[np.ndarray, list[tuple[int, int, bool]]]:
+    """:func:`run_layer` in a group; of each call: heads, rows, counted."""
+    from ranks import model_parallel
+
+    config = make_config(world, world, comm, problem.interleave, heads=problem.heads)
+    with model_parallel(rank, world, world, rendezvous, config):
+        out, calls = run_layer(problem, config, rank, world)
+    return out, [
+        (c["query"].shape[2], c["query"].shape[0], c["seq_lens"] is not None)
+        for c in calls
+    ]
