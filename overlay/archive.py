@@ -41,7 +41,7 @@ _REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE)
 _DOT_GIT = re.compile(r"\.git|git~1")
 _DOT_GITMODULES = re.compile(r"\.gitmodules|gi\w*~\d+")
 _HFS_IGNORED = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
-_FIX = "Don't use this archive; check the pin, and where the file came from."
+_FIX = "don't use this archive; check the pin, and where the file came from"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,14 +147,14 @@ def _damage_named(archive: Path) -> Iterator[None]:
         _refuse(archive.name, "is damaged, or not a tar archive", str(fault), cause=fault)
     except OSError as fault:
         raise SourceError(
-            f"The archive {archive.name} can't be read.",
+            f"the archive {archive.name} can't be read",
             why=str(fault),
-            fix="Check that the file exists and that you may read it.",
+            fix="check that the file exists and that you may read it",
         ) from fault
 
 
 def _refuse(name: str, what: str, why: str, *, cause: BaseException | None = None) -> NoReturn:
-    raise SourceError(f"The archive {name} {what}.", why=why, fix=_FIX) from cause
+    raise SourceError(f"the archive {name} {what}", why=why, fix=_FIX) from cause
 
 
 @dataclass(slots=True, kw_only=True)
@@ -262,9 +262,9 @@ class _Tree:
         missing = [name.decode() for name in self.generated if name not in self.left_out]
         if missing:
             raise SourceError(
-                f"The archive {self.name} lacks generated files that its pin names.",
+                f"the archive {self.name} lacks generated files that its pin names",
                 why="not there: " + ", ".join(missing),
-                fix="Check that the pin's file name, hash and generated files go together.",
+                fix="check that the pin's file name, hash and generated files go together",
             )
 
 

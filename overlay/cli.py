@@ -1,6 +1,6 @@
-"""The command: one group of verbs, one way out for errors.
+"""The command: verbs in, exit codes out.
 
-Verbs live in ``overlay.verbs``; they import what they need when they run, so that a warm
+Verbs live in ``overlay.verbs`` and import what they need when they run, so that a warm
 ``apply`` doesn't pay for a download's libraries.
 """
 
@@ -9,179 +9,28 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from overlay.errors import LineError, MachineError, OverlayError
+from overlay.app import App, cli
+from overlay.errors import MachineError, OverlayError
 from overlay.report import Reporter
+from overlay.verbs import build, look, maintain
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from overlay.line import Line
-    from overlay.source import Sources
-
-    F = TypeVar("F", bound=Callable[..., Any])
+# Importing the verbs has registered them
+__all__ = ["build", "cli", "look", "main", "maintain"]
 
 INTERRUPTED, INTERNAL = 130, 70
 DEBUG_VARIABLE = "VLLM_OVERLAY_DEBUG"
 
 
-@dataclass
-class App:
-    """What every verb of one invocation shares."""
-
-    report: Reporter = field(default_factory=Reporter)
-    patches: Path | None = None
-    offline: bool = False
-    source: str | None = None
-
-    @cached_property
-    def root(self) -> Path:
-        """The ``patches`` folder: the one named, else the nearest above the current folder."""
-        if self.patches is not None:
-            return self.patches
-        here = Path.cwd()
-        for folder in (here, *here.parents):
-            if (folder / "patches").is_dir():
-                return folder / "patches"
-        raise LineError(
-            f"no 'patches' folder in {here} or above",
-            fix="run inside a checkout of the project, or name the folder with --patches",
-        )
-
-    @property
-    def cache(self) -> Path:
-        """The cache folder."""
-        from overlay.store import cache_folder
-
-        return cache_folder()
-
-    def line(self, name: str) -> Line:
-        """Read one line."""
-        from overlay.line import read_line
-
-        return read_line(self.root, name)
-
-    @property
-    def sources(self) -> Sources:
-        """Where base trees and wheels come from in this invocation."""
-        from overlay.source import Sources
-
-        return Sources(
-            cache=self.cache, report=self.report, offline=self.offline, choice=self.source
-        )
-
-
-class Verbs(click.Group):
-    """Lists verbs in the order of a line's life, not of the alphabet."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names in the order in which they were added."""
-        del ctx
-        return list(self.commands)
-
-
-class Verb(click.Command):
-    """A verb whose help shows examples as they stand in the docstring."""
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Examples, one a line."""
-        if self.epilog:
-            with formatter.section("Examples"):
-                for line in self.epilog.strip().splitlines():
-                    formatter.write(f"  {line.strip()}\n")
-            formatter.write_paragraph()
-        del ctx
-
-
-@click.group(
-    cls=Verbs,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-@click.version_option(package_name="vllm-overlay", prog_name="vllm-overlay")
-@click.option(
-    "--patches",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of the lines (default: nearest 'patches').",
-)
-@click.pass_context
-def cli(ctx: click.Context, patches: Path | None) -> None:
-    """Carry ordered patches over pinned vLLM and FlashInfer, prove them, build wheels.
-
-    A line is a folder below patches/: pins, settings and two series. The cache is
-    $VLLM_OVERLAY_CACHE, else the user's cache folder.
-
-    Exit codes: 2 usage, 3 line, 4 patch, 5 source differs from its pin, 6 source out of reach,
-    7 bad verdict, 8 lock, 9 wheel, 10 lint, 11 machine, 12 export, 13 git.
-    """
-    ctx.ensure_object(App)
-    ctx.obj.patches = patches
-
-
-def verb(*, examples: str) -> Callable[[Callable[..., Any]], click.Command]:
-    """Register a verb; every one takes ``--json`` and ``--quiet``."""
-
-    def register(function: Callable[..., Any]) -> click.Command:
-        function = click.option(
-            "--json", is_flag=True, expose_value=False, is_eager=True, callback=_set_json,
-            help="One JSON document on standard output.",
-        )(function)  # fmt: skip
-        function = click.option(
-            "--quiet", "-q", is_flag=True, expose_value=False, callback=_set_quiet,
-            help="No progress on standard error.",
-        )(function)  # fmt: skip
-        return cli.command(cls=Verb, epilog=examples)(click.pass_obj(function))
-
-    return register
-
-
-def reaches_sources(function: F) -> F:
-    """Add ``--source`` and ``--offline`` to a verb that needs base trees."""
-    function = click.option(
-        "--source", metavar="archive|git|PATH", expose_value=False, callback=_set_source,
-        help="Where base trees come from (default: the line's own order).",
-    )(function)  # fmt: skip
-    return click.option(
-        "--offline", is_flag=True, expose_value=False, callback=_set_offline,
-        help="Never touch the network.",
-    )(function)  # fmt: skip
-
-
-def _set_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    del param
-    ctx.ensure_object(App).report.as_json |= value
-
-
-def _set_quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    del param
-    ctx.ensure_object(App).report.quiet |= value
-
-
-def _set_source(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
-    del param
-    ctx.ensure_object(App).source = value
-
-
-def _set_offline(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    del param
-    ctx.ensure_object(App).offline = value
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run one invocation and return its exit code."""
-    from overlay.verbs import build, look, maintain
-
-    del build, look, maintain  # importing them registers their verbs
     given = sys.argv[1:] if arguments is None else arguments
     # --json must hold for usage errors too, which come before any option is processed
     app = App(report=Reporter(as_json="--json" in given))
     try:
-        cli.main(given, obj=app, prog_name="vllm-overlay", standalone_mode=False)
+        code = cli.main(given, obj=app, prog_name="vllm-overlay", standalone_mode=False)
     except OverlayError as error:
         app.report.error(error)
         return error.exit_code
@@ -206,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
             )
         )
         return _debug(INTERNAL)
-    return 0
+    return code if isinstance(code, int) else 0
 
 
 def _usage(app: App, error: click.ClickException) -> int:

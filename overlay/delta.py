@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 
+# Bytes that one delta may make: the same bound as for a file in an archive
+MAX_RESULT = 1 << 30
+
 
 def decode_line(line: bytes) -> bytes:
     """One line of a binary diff: a letter for the size (A-Z, a-z: 1 to 52 bytes), then base85.
@@ -13,7 +16,7 @@ def decode_line(line: bytes) -> bytes:
     first = line[0]
     size = first - 64 if 65 <= first <= 90 else first - 70 if 97 <= first <= 122 else 0
     chunk = base64.b85decode(line[1:])
-    if not 0 < size <= len(chunk) < size + 4:
+    if len(line) % 5 != 1 or not 0 < size <= len(chunk) < size + 4:
         raise ValueError("wrong line length")
     return chunk[:size]
 
@@ -44,11 +47,15 @@ class _Delta:
             shift += 7
             if not byte & 0x80:
                 return value
+            if shift > 28:
+                raise ValueError("delta states a size that no file has")
 
     def apply(self, base: bytes) -> bytes:
         old, new = self._size(), self._size()
         if old != len(base):
             raise ValueError(f"delta is for {old} bytes, the file has {len(base)}")
+        if new > MAX_RESULT:
+            raise ValueError(f"delta makes more than {MAX_RESULT >> 20} MiB")
         out = bytearray()
         while self._at < len(self._delta):
             command = self._byte()
@@ -58,6 +65,8 @@ class _Delta:
                 out += self._insert(command)
             else:
                 raise ValueError("delta holds a reserved command")
+            if len(out) > new:  # before a few bytes have made gigabytes
+                break
         if len(out) != new:
             raise ValueError("delta makes another size than it states")
         return bytes(out)

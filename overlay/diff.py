@@ -1,8 +1,9 @@
 """Read git's diff format: bytes in, files and hunks out. Nothing is decoded, nothing is guessed.
 
-Stricter than ``git apply``: a blank line is no context line, text between two file diffs
-is an error, prefixes are ``a/`` and ``b/``. Whatever git would pass over in silence could
-be a lost change, so it raises ``PatchError`` with the patch's name and line number.
+Stricter than ``git apply``: a blank line is no context line, text between two file diffs or
+after the signature is an error, prefixes are ``a/`` and ``b/``, all lines that name a path or
+a place must agree, hunks stand in order. Whatever git would pass over in silence could be a
+lost change, so it raises ``PatchError`` with the patch's name and line number.
 """
 
 from __future__ import annotations
@@ -14,18 +15,26 @@ from enum import StrEnum
 
 from overlay.delta import decode_line
 from overlay.errors import PatchError
-from overlay.paths import check_path, quote_path, unquote_path
+from overlay.paths import check_path, named_paths, parents, quote_path
 
 REGULAR, EXECUTABLE, SYMLINK = 0o100644, 0o100755, 0o120000
 MODES = (REGULAR, EXECUTABLE, SYMLINK)
 
-_HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(.*)\n?\Z", re.DOTALL)
+# Nine digits: no file has more lines, and no number of an attacker costs time
+_HUNK = re.compile(
+    rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@(?: .*)?\n?\Z", re.DOTALL
+)
 _INDEX = re.compile(rb"index ([0-9a-f]{4,64})\.\.([0-9a-f]{4,64})(?: (\d{6}))?\Z")
 # What git's mail ends with: two dashes and a space, then git's version
 _SIGNATURE = (b"-- ", b"--")
-_SIZE = re.compile(rb"(literal|delta) (\d+)\n\Z")
-# The same bound as for a file in an archive: a literal of 1 GiB is no patch.
-_MAX_BINARY = 1 << 30
+_SIZE = re.compile(rb"(literal|delta) (\d{1,9})\n\Z")
+# What the binary diffs of one patch may inflate to, all in all: else a kilobyte fills the memory
+_MAX_BINARY = 256 << 20
+_MAX_HEADER = 1 << 14
+_KINDS = {
+    b"new file mode": "add", b"deleted file mode": "delete", b"rename from": "rename",
+    b"copy from": "copy",
+}  # fmt: skip
 
 
 class Kind(StrEnum):
@@ -44,6 +53,7 @@ class Hunk:
 
     Attributes:
         old_start: first line of the old side, 1-based (0 when the old side is empty).
+        new_start: the same of the new side.
         old: bytes of the old side, line ends included.
         new: bytes of the new side, line ends included.
         leading: count of context lines before the first change.
@@ -53,6 +63,7 @@ class Hunk:
     """
 
     old_start: int
+    new_start: int
     old: bytes
     new: bytes
     leading: int
@@ -120,6 +131,7 @@ class _Parser:
         self._name = name
         self._first = first_line
         self._at = 0
+        self._binary_left = _MAX_BINARY
 
     def _fail(self, what: str, *, at: int | None = None, fix: str = "") -> PatchError:
         line = self._first + (self._at if at is None else at)
@@ -137,8 +149,8 @@ class _Parser:
             line = self._peek()
             if line.startswith(b"diff --git "):
                 found.append(self._file())
-            elif line.rstrip(b"\n") in _SIGNATURE and not self._diff_follows():
-                break
+            elif line.rstrip(b"\n") in _SIGNATURE:
+                self._signature()
             elif line.strip():
                 raise self._fail(f"text that is no part of a diff: {line[:60]!r}")
             else:
@@ -146,31 +158,52 @@ class _Parser:
         self._check_distinct(found)
         return tuple(found)
 
-    def _diff_follows(self) -> bool:
-        return any(line.startswith(b"diff --git ") for line in self._lines[self._at :])
+    def _signature(self) -> None:
+        """Pass over ``-- `` and git's version. More could be the rest of a hunk, or a patch."""
+        self._at += 1
+        if self._peek()[:1] not in (b" ", b"+", b"-", b"@", b"\\"):
+            self._at += 1
+        while self._at < len(self._lines):
+            if self._peek().strip():
+                raise self._fail(f"text after the signature: {self._peek()[:60]!r}")
+            self._at += 1
 
     def _check_distinct(self, files: list[FileDiff]) -> None:
-        seen: set[bytes] = set()
+        seen: dict[bytes, FileDiff] = {}
+        new = {diff.new_path for diff in files if diff.new_path is not None}
         for diff in files:
+            at = diff.at - self._first
             for path in diff.paths:
-                if path in seen:
+                before = seen.get(path)
+                # git writes a change of type (a file becomes a link) as deletion and addition
+                retyped = before and before.kind is Kind.DELETE and diff.kind is Kind.ADD
+                if before and not retyped:
                     raise self._fail(
-                        f"{quote_path(path)} is changed by two file diffs of this patch",
-                        at=diff.at - self._first,
+                        f"{quote_path(path)} is changed by two file diffs of this patch", at=at
                     )
-                seen.add(path)
+                seen[path] = diff
+            for parent in parents(diff.new_path or b""):
+                if parent in new:
+                    raise self._fail(
+                        f"{quote_path(parent)} is a file and a folder after this patch", at=at
+                    )
 
     def _file(self) -> FileDiff:
         at = self._at
         header = self._peek()[len(b"diff --git ") :].rstrip(b"\n")
+        if len(header) > _MAX_HEADER:
+            raise self._fail("the paths of this diff are too long")
         self._at += 1
         extended = self._extended()
-        old, new = self._names(header, extended, at)
+        kind = self._kind(extended, at)
+        try:
+            old, new = named_paths(header, extended)
+        except ValueError as error:
+            raise self._fail(f"can't tell the paths of this diff: {error}", at=at) from None
         binary = self._binary()
         hunks: list[Hunk] = []
         while binary is None and self._peek().startswith(b"@@ "):
             hunks.append(self._hunk())
-        kind = _kind(extended)
         index = extended.get(b"index")
         mode = _mode(extended.get(b"index mode"))
         diff = FileDiff(
@@ -197,6 +230,8 @@ class _Parser:
         while line := self._peek():
             bare = line.rstrip(b"\n")
             key = next((key for key in keys if bare.startswith(key + b" ")), None)
+            if key in found or bare[:3] in found:
+                raise self._fail(f"{bare[:60]!r} is said a second time")
             if key is not None:
                 found[key] = bare[len(key) + 1 :]
             elif bare.startswith(b"index "):
@@ -212,25 +247,14 @@ class _Parser:
             self._at += 1
         return found
 
-    def _names(self, header: bytes, extended: dict[bytes, bytes], at: int) -> tuple[bytes, bytes]:
-        try:
-            for key in (b"rename", b"copy"):
-                if key + b" from" in extended and key + b" to" in extended:
-                    return (
-                        unquote_path(extended[key + b" from"]),
-                        unquote_path(extended[key + b" to"]),
-                    )
-            stated = {
-                sign: _strip_prefix(_stated_path(extended[sign]), side)
-                for sign, side in ((b"---", b"a/"), (b"+++", b"b/"))
-                if sign in extended and _stated_path(extended[sign]) != b"/dev/null"
-            }
-            if stated:
-                first = next(iter(stated.values()))
-                return stated.get(b"---", first), stated.get(b"+++", first)
-            return _split_header(header)
-        except ValueError as error:
-            raise self._fail(f"can't tell the paths of this diff: {error}", at=at) from None
+    def _kind(self, extended: dict[bytes, bytes], at: int) -> Kind:
+        found = [key for key in _KINDS if key in extended]
+        pairs = (("old mode", "new mode"), ("rename from", "rename to"), ("copy from", "copy to"))
+        if len(found) > 1 or any(
+            (one.encode() in extended) != (other.encode() in extended) for one, other in pairs
+        ):
+            raise self._fail("this diff's header contradicts itself", at=at)
+        return Kind(_KINDS[found[0]]) if found else Kind.MODIFY
 
     def _hunk(self) -> Hunk:
         at = self._at
@@ -255,7 +279,7 @@ class _Parser:
                 left[side] -= 1
             self._at += 1
             # "\ No newline at end of file", in whichever language diff wrote it
-            if self._peek().startswith(b"\\"):
+            if self._peek().startswith(b"\\ "):
                 line = line.removesuffix(b"\n")
                 self._at += 1
             lines.append(line)
@@ -270,7 +294,14 @@ class _Parser:
                 f"hunk at line {self._first + at} is longer than its header counts",
                 fix="don't edit hunks by hand; change the commit in a checkout and export",
             )
-        return _make_hunk(int(match[1]), tuple(lines), self._first + at)
+        hunk = _make_hunk(int(match[1]), int(match[3]), tuple(lines), self._first + at)
+        for side in (b"+", b"-"):
+            texts = [line for line in lines if line[:1] != side]
+            if any(not line.endswith(b"\n") for line in texts[:-1]):
+                raise self._fail("a line without an end stands before others", at=at)
+        if all(line[:1] == b" " for line in lines):
+            raise self._fail("this hunk changes nothing", at=at)
+        return hunk
 
     def _binary(self) -> Binary | None:
         if self._peek().startswith(b"Binary files "):
@@ -287,8 +318,11 @@ class _Parser:
 
     def _binary_hunk(self) -> Binary:
         match = _SIZE.match(self._peek())
-        if match is None or int(match[2]) > _MAX_BINARY:
+        if match is None:
             raise self._fail("malformed binary diff")
+        self._binary_left -= int(match[2])
+        if self._binary_left < 0:
+            raise self._fail(f"binary diffs of more than {_MAX_BINARY >> 20} MiB in one patch")
         self._at += 1
         packed = bytearray()
         while (line := self._peek().rstrip(b"\n")) != b"":
@@ -303,7 +337,7 @@ class _Parser:
             data = inflate.decompress(bytes(packed), int(match[2]) + 1)
         except zlib.error:
             raise self._fail("binary diff does not inflate") from None
-        if len(data) != int(match[2]) or not inflate.eof:
+        if len(data) != int(match[2]) or not inflate.eof or inflate.unused_data:
             raise self._fail("binary diff has another size than it states")
         return Binary(data=data, is_delta=match[1] == b"delta")
 
@@ -311,22 +345,43 @@ class _Parser:
         for path in (diff.old_path, diff.new_path):
             if path is not None and (why := check_path(path)):
                 raise self._fail(f"path {quote_path(path)} {why}", at=at)
-        if diff.kind in (Kind.MODIFY, Kind.DELETE) and diff.old_path != (
-            diff.new_path or diff.old_path
-        ):
-            raise self._fail("--- and +++ name two files, but nothing says rename", at=at)
         for mode in (diff.old_mode, diff.new_mode):
             if mode is not None and mode not in MODES:
                 raise self._fail(f"mode {mode:06o} is no file that a patch can carry", at=at)
+        self._check_hunks(diff)
         changes = diff.hunks or diff.binary or diff.kind is not Kind.MODIFY
         if not changes and diff.old_mode == diff.new_mode:
             raise self._fail("this diff changes nothing", at=at)
 
+    def _check_hunks(self, diff: FileDiff) -> None:
+        end = grown = 0
+        for hunk in diff.hunks:
+            at = hunk.at - self._first
+            if diff.kind is Kind.ADD and (hunk.old or len(diff.hunks) > 1):
+                raise self._fail("a new file depends on old content", at=at)
+            if diff.kind is Kind.DELETE and hunk.new:
+                raise self._fail("a deleted file keeps content", at=at)
+            old, new = _line_count(hunk.old), _line_count(hunk.new)
+            # an empty side states the line before it
+            start, new_start = hunk.old_start + (not old), hunk.new_start + (not new)
+            if start <= end or new_start != start + grown:
+                raise self._fail(
+                    f"hunk at line {hunk.at} says another place than the hunks before it",
+                    at=at,
+                    fix="don't edit hunks by hand; change the commit in a checkout and export",
+                )
+            end, grown = start + old - 1, grown + new - old
 
-def _make_hunk(old_start: int, lines: tuple[bytes, ...], at: int) -> Hunk:
+
+def _line_count(text: bytes) -> int:
+    return text.count(b"\n") + (text[-1:] not in (b"", b"\n"))
+
+
+def _make_hunk(old_start: int, new_start: int, lines: tuple[bytes, ...], at: int) -> Hunk:
     changed = [i for i, line in enumerate(lines) if line[:1] != b" "] or [len(lines)]
     return Hunk(
         old_start=old_start,
+        new_start=new_start,
         old=b"".join(line[1:] for line in lines if line[:1] != b"+"),
         new=b"".join(line[1:] for line in lines if line[:1] != b"-"),
         leading=changed[0],
@@ -336,45 +391,7 @@ def _make_hunk(old_start: int, lines: tuple[bytes, ...], at: int) -> Hunk:
     )
 
 
-def _kind(extended: dict[bytes, bytes]) -> Kind:
-    for key, kind in (
-        (b"new file mode", Kind.ADD),
-        (b"deleted file mode", Kind.DELETE),
-        (b"rename from", Kind.RENAME),
-        (b"copy from", Kind.COPY),
-    ):
-        if key in extended:
-            return kind
-    return Kind.MODIFY
-
-
 def _mode(text: bytes | None) -> int | None:
-    try:
-        return int(text, 8) if text else None
-    except ValueError:
-        return -1
-
-
-def _stated_path(text: bytes) -> bytes:
-    # git ends a path that holds a space with a tab, so that patch(1) sees where it stops
-    return unquote_path(text.removesuffix(b"\t"))
-
-
-def _strip_prefix(path: bytes, prefix: bytes) -> bytes:
-    if not path.startswith(prefix):
-        raise ValueError(f"path {path[:60]!r} lacks the prefix {prefix.decode()}")
-    return path[len(prefix) :]
-
-
-def _split_header(header: bytes) -> tuple[bytes, bytes]:
-    """Both paths of ``a/X b/X`` when nothing else names them (then they are equal)."""
-    if header.endswith(b'"'):
-        middle = header.index(b'" "') if b'" "' in header else -1
-        if middle > 0:
-            old, new = unquote_path(header[: middle + 1]), unquote_path(header[middle + 2 :])
-            return _strip_prefix(old, b"a/"), _strip_prefix(new, b"b/")
-    half = len(header) // 2
-    old, new = header[:half], header[half + 1 :]
-    if header[half : half + 1] != b" " or old[2:] != new[2:]:
-        raise ValueError("the header names two paths but nothing says rename")
-    return _strip_prefix(old, b"a/"), _strip_prefix(new, b"b/")
+    if not text:
+        return None
+    return int(text, 8) if re.fullmatch(rb"[0-7]{6}", text) else -1

@@ -169,13 +169,13 @@ def _check_requirement(project: str, text: str) -> None:
         named = canonicalize_name(Requirement(text).name)
     except InvalidRequirement as error:
         raise WheelError(f"{text!r} is no requirement", why=str(error)) from error
-    if named != project or "\n" in text or "\r" in text:
+    if named != project or not text.isprintable():
         raise WheelError(f"{text!r} can't replace the requirement on {project}")
 
 
 def _project_of(text: str) -> str:
     try:
-        return canonicalize_name(Requirement(text.strip()).name)
+        return canonicalize_name(Requirement(" ".join(text.split())).name)  # it may be folded
     except InvalidRequirement:
         return ""  # older metadata has forms that today's grammar refuses; not ours to judge
 

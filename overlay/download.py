@@ -90,9 +90,9 @@ def file_sha256(path: Path) -> str:
 def wrong_hash(file: str, shown: str, expected: str, got: str) -> SourceError:
     """The refusal for content that isn't what the pin says."""
     return SourceError(
-        f"{file} isn't the file that the pin names.",
+        f"{file} isn't the file that the pin names",
         why=f"expected sha256 {expected}\ngot sha256      {got}\nfrom {shown}",
-        fix="Check the hash in the pin, and what stands between this machine and the index.",
+        fix="check the hash in the pin, and what stands between this machine and the index",
     )
 
 
@@ -219,7 +219,8 @@ def _check_room(part: Path, needed: int) -> None:
     free = shutil.disk_usage(part.parent).free
     if needed > free:
         raise MachineError(
-            f"The disk of the cache has too little room: {part.parent}",
+            f"the disk of the cache has too little room: {part.parent}",
             why=f"{needed} bytes are still to come, {free} are free",
-            fix="Free some space, or name another cache folder; what came is kept and resumed.",
+            fix=f"free {needed - free} bytes, or set VLLM_OVERLAY_CACHE to a folder on another "
+            "disk; what came is kept and resumed",
         )

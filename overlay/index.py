@@ -79,14 +79,14 @@ def fetch_release(
 
 
 def _check_names(project: str, file: str, sha256: str) -> None:
-    fix = "Correct the pin in line.toml."
+    fix = "correct the pin in line.toml"
     if not re.fullmatch(r"[0-9a-f]{64}", sha256):
         raise LineError(
-            f"The hash of {file!r} is no SHA-256.", why=f"{sha256!r}: 64 hex digits", fix=fix
+            f"the hash of {file!r} is no SHA-256", why=f"{sha256!r}: 64 hex digits", fix=fix
         )
     # No separator may come through: the name becomes a path in the cache.
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", file):
-        raise LineError(f"{file!r} is no plain file name.", fix=fix)
+        raise LineError(f"{file!r} is no plain file name", fix=fix)
     try:
         name = (
             parse_wheel_filename(file)[0]
@@ -95,10 +95,10 @@ def _check_names(project: str, file: str, sha256: str) -> None:
         )
     except (InvalidWheelFilename, InvalidSdistFilename) as fault:
         raise LineError(
-            f"{file!r} is the name of neither an sdist nor a wheel.", why=str(fault), fix=fix
+            f"{file!r} is the name of neither an sdist nor a wheel", why=str(fault), fix=fix
         ) from fault
     if name != canonicalize_name(project):
-        raise LineError(f"{file!r} is no file of the project {project}.", why=f"of {name}", fix=fix)
+        raise LineError(f"{file!r} is no file of the project {project}", why=f"of {name}", fix=fix)
 
 
 # --- the cache -----------------------------------------------------------------------------
@@ -165,18 +165,19 @@ def _cache_faults(home: Path) -> Iterator[None]:
     except OSError as fault:
         if fault.errno in (errno.ENOSPC, errno.EDQUOT):
             raise MachineError(
-                f"The disk of the cache is full: {home}",
+                f"the disk of the cache is full: {home}",
                 why=str(fault),
-                fix="Free some space, or name another cache folder; what came is kept and resumed.",
+                fix="free some space, or set VLLM_OVERLAY_CACHE to a folder on another disk; "
+                "what came is kept and resumed",
             ) from fault
         raise _unfit(home, "can't be used", str(fault)) from fault
 
 
 def _unfit(home: Path, what: str, why: str) -> MachineError:
     return MachineError(
-        f"The cache folder {what}: {home}",
+        f"the cache folder {what}: {home}",
         why=why,
-        fix="Make it a folder that you may write, or name another cache folder.",
+        fix="make it a folder that you may write, or set VLLM_OVERLAY_CACHE to another one",
     )
 
 
@@ -284,16 +285,16 @@ class _Search:
         if offline:
             why.append(f"not asked, since offline: {unasked}")
             return UnavailableError(
-                f"{self.file} of {self.project} isn't in the cache, and offline holds.",
+                f"{self.file} of {self.project} isn't in the cache, and offline holds",
                 why="\n".join(why),
-                fix="Run the verb `fetch` while online, or put the file in a find-links folder "
-                "of pip's (PIP_FIND_LINKS).",
+                fix="run the verb `fetch` while online, or put the file in a find-links folder "
+                "of pip's (PIP_FIND_LINKS)",
             )
         return UnavailableError(
-            f"{self.file} of {self.project} can't be had now.",
+            f"{self.file} of {self.project} can't be had now",
             why="\n".join(why),
-            fix="Check the network and `python -m pip config list`, or put the file in a "
-            "find-links folder of pip's (PIP_FIND_LINKS).",
+            fix="check the network and `python -m pip config list`, or put the file in a "
+            "find-links folder of pip's (PIP_FIND_LINKS)",
         )
 
 

@@ -24,16 +24,17 @@ from packaging.version import InvalidVersion, Version
 
 from overlay import distinfo, layout, rawzip
 from overlay.errors import MachineError, WheelError
+from overlay.line import PROJECTS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from overlay.layout import Upstream
+    from overlay.line import Upstream
 
 _FORMAT = 1
 _DELETED = "000000"
 _CHUNK = 1 << 20  # bytes
-_UPSTREAMS: dict[str, Upstream] = {name: upstream for upstream, name in layout.PROJECTS.items()}
+_UPSTREAMS: dict[str, Upstream] = {name: upstream for upstream, name in PROJECTS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ def inspect_installed(python: Path | None = None) -> list[Inspection]:
     Raises:
         MachineError: the interpreter can't be run.
     """
-    argv = (str(python or sys.executable), "-I", "-c", _ASK, *layout.PROJECTS.values())
+    argv = (str(python or sys.executable), "-I", "-c", _ASK, *PROJECTS.values())
     try:
         done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=120)
         found = json.loads(done.stdout)
@@ -316,18 +317,20 @@ class _Check:
             self.say("digest", "", f"the version is {self.version}; its record makes it {expected}")
 
     def _check_requirements(self, upstream: Upstream, metadata: bytes) -> None:
-        """The record can't hold the digest that is made of it: a local version may follow."""
+        """What the record says of vLLM's requirements, FlashInfer's with the local version.
+
+        The record can't hold that local version: its digest is made of the record.
+        """
         if upstream != "vllm" or self.record is None:
             return
         stated = distinfo.requirements_of(metadata)
-        local = f"+{Version(self.version).local}"
-        for project, text in self.record["requirements"].items():
-            if stated.get(project) not in ([text], [text + local]):
-                self.say(
-                    "requirement",
-                    project,
-                    f"METADATA requires {stated.get(project)} where the record says {text}",
-                )
+        for project, specifier in self.record["requirements"].items():
+            text = f"{project}{specifier}"
+            if project == PROJECTS["flashinfer"]:
+                text += f"+{Version(self.version).local}"
+            if stated.get(project) != [text]:
+                found = " and ".join(stated.get(project, ["nothing"]))
+                self.say("requirement", project, f"METADATA requires {found}, not {text}")
 
     def _check_effects(self, upstream: Upstream, names: Collection[str]) -> None:
         assert self.record is not None  # noqa: S101 - for the type checker
@@ -365,7 +368,7 @@ def _provenance(data: bytes) -> dict[str, Any]:
                 f"the provenance record has format {record['format']}; this tool knows {_FORMAT}"
             )
         canonical = json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        for upstream in layout.PROJECTS:
+        for upstream in PROJECTS:
             for patch in record["series"][upstream]:
                 for effect in patch["effect"]:
                     _ = effect["path"] + effect["mode"] + effect["blob"]

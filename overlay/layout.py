@@ -20,15 +20,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Container
 
-    Upstream = Literal["vllm", "flashinfer"]
-
-PROJECTS: dict[Upstream, str] = {"vllm": "vllm", "flashinfer": "flashinfer-python"}
-"""Upstream to the canonical name of its distribution."""
+    from overlay.line import Upstream
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 Strict means: every byte of context counts, no fuzz, no white-space leniency, nothing applied
 in reverse. A hunk may sit at other lines than it states (``offset``) when exactly one place
-fits; where several fit git would take the nearest, and we refuse. The patched content is the
-same as that of ``git apply``, which the tests hold it against.
+fits; where several fit git would take the nearest, and we refuse. Nor does a hunk go where its
+change may have been made already: a patch never applies to a tree that holds it. The patched
+content is the same as that of ``git apply``, which the tests hold it against.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING, Protocol
 from overlay.delta import apply_delta
 from overlay.diff import EXECUTABLE, REGULAR, SYMLINK, FileDiff, Hunk, Kind
 from overlay.objects import blob_id
-from overlay.paths import quote_path
+from overlay.paths import parents, quote_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from overlay.patch import Patch
 
@@ -53,8 +54,8 @@ class Tree(Protocol):
     def get(self, path: bytes) -> Entry | None:
         """The file at ``path``, or None."""
 
-    def is_folder(self, path: bytes) -> bool:
-        """Whether ``path`` is a folder."""
+    def is_folder(self, path: bytes, *, without: Collection[bytes] = ()) -> bool:
+        """Whether any file lies below ``path``, those of ``without`` left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +89,21 @@ def match_patch(patch: Patch, tree: Tree) -> Outcome:
     """Apply ``patch`` to ``tree``, which stays as it is."""
     findings: list[Finding] = []
     changes: dict[bytes, Entry | None] = {}
+    added = {diff.new_path: diff for diff in patch.files if diff.kind is Kind.ADD}
     removed = {
         diff.old_path
         for diff in patch.files
         if diff.kind in (Kind.DELETE, Kind.RENAME) and diff.old_path is not None
     }
     for diff in patch.files:
+        if diff.kind is Kind.DELETE and diff.old_path in added:
+            # A change of type: what counts is what comes in place of the old file
+            made_already = _is_merged(added[diff.old_path], tree)
+        else:
+            made_already = diff.path in removed and _is_merged(diff, tree)
+        if made_already:
+            findings.append(_finding(diff, Verdict.MERGED, "the file is there already"))
+            continue
         found, made = _match_file(diff, tree, removed)
         findings += found
         # a rename's source must not undo what another diff puts at that path
@@ -113,19 +123,21 @@ def _sum_up(findings: list[Finding]) -> Verdict:
     return Verdict.PARTLY_MERGED if Verdict.MERGED in seen else Verdict.CONFLICT
 
 
+def _finding(diff: FileDiff, verdict: Verdict, why: str = "", at: int | None = None) -> Finding:
+    return Finding(
+        verdict=verdict, path=quote_path(diff.path), at=diff.at if at is None else at, why=why
+    )
+
+
 def _match_file(
     diff: FileDiff, tree: Tree, removed: set[bytes]
 ) -> tuple[list[Finding], dict[bytes, Entry | None]]:
     """Findings for one file diff, and the paths it changes when all of them are good."""
-
-    def found(verdict: Verdict, why: str = "") -> Finding:
-        return Finding(verdict=verdict, path=quote_path(diff.path), at=diff.at, why=why)
-
     old = tree.get(diff.old_path) if diff.old_path is not None else None
     obstacle = _obstacle(diff, old, tree, removed)
     if obstacle:
         merged = _is_merged(diff, tree)
-        return [found(Verdict.MERGED if merged else Verdict.CONFLICT, obstacle)], {}
+        return [_finding(diff, Verdict.MERGED if merged else Verdict.CONFLICT, obstacle)], {}
     content = old.data if old else b""
     findings: list[Finding] = []
     if diff.binary is not None:
@@ -133,18 +145,20 @@ def _match_file(
             content = _binary(diff, content)
         except ValueError as error:
             merged = _is_merged(diff, tree)
-            return [found(Verdict.MERGED if merged else Verdict.CONFLICT, str(error))], {}
+            return [_finding(diff, Verdict.MERGED if merged else Verdict.CONFLICT, str(error))], {}
     elif diff.hunks:
         findings, content = _match_hunks(diff, content)
     if diff.kind is Kind.DELETE and content and not _bad(findings):
-        findings.append(found(Verdict.CONFLICT, "the file holds more than the patch deletes"))
+        findings.append(
+            _finding(diff, Verdict.CONFLICT, "the file holds more than the patch deletes")
+        )
     changes: dict[bytes, Entry | None] = {}
     if diff.old_path is not None and diff.kind in (Kind.DELETE, Kind.RENAME):
         changes[diff.old_path] = None
     if diff.new_path is not None:
         mode = diff.new_mode or (old.mode if old else REGULAR)
         changes[diff.new_path] = Entry(mode=mode, data=content)
-    return findings or [found(Verdict.APPLIES)], changes
+    return findings or [_finding(diff, Verdict.APPLIES)], changes
 
 
 def _bad(findings: list[Finding]) -> bool:
@@ -161,18 +175,12 @@ def _obstacle(diff: FileDiff, old: Entry | None, tree: Tree, removed: set[bytes]
     if diff.new_path is not None and diff.new_path != diff.old_path:
         if diff.new_path not in removed and tree.get(diff.new_path) is not None:
             return f"{quote_path(diff.new_path)} exists already"
-        if tree.is_folder(diff.new_path):
+        if tree.is_folder(diff.new_path, without=removed):
             return f"{quote_path(diff.new_path)} is a folder"
-        for parent in _parents(diff.new_path):
+        for parent in parents(diff.new_path):
             if parent not in removed and tree.get(parent) is not None:
                 return f"{quote_path(parent)} is a file, the patch wants a folder there"
     return ""
-
-
-def _parents(path: bytes) -> Iterator[bytes]:
-    while b"/" in path:
-        path = path.rpartition(b"/")[0]
-        yield path
 
 
 def _is_merged(diff: FileDiff, tree: Tree) -> bool:
@@ -184,12 +192,19 @@ def _is_merged(diff: FileDiff, tree: Tree) -> bool:
         return False
     if diff.kind is Kind.ADD and diff.binary is None:
         return now.data == (diff.hunks[0].new if diff.hunks else b"")
-    if diff.hunks:
-        return all(_places(now.data, hunk.new, hunk, 0) for hunk in diff.hunks)
-    if diff.new_blob is not None:
-        return len(diff.new_blob) >= 40 and blob_id(now.data).encode() == diff.new_blob
+    if diff.new_blob is not None and len(diff.new_blob) >= 40:
+        return blob_id(now.data).encode() == diff.new_blob or _are_there(diff, now.data)
+    if diff.hunks or diff.binary:
+        return _are_there(diff, now.data)
     # only the mode, or only the name, was to change
+    if diff.kind is Kind.COPY:
+        source = tree.get(diff.path if diff.old_path is None else diff.old_path)
+        return source is not None and source.data == now.data
     return diff.old_path is None or diff.kind is Kind.MODIFY or tree.get(diff.old_path) is None
+
+
+def _are_there(diff: FileDiff, content: bytes) -> bool:
+    return bool(diff.hunks) and all(_places(content, hunk.new, hunk, 0) for hunk in diff.hunks)
 
 
 def _binary(diff: FileDiff, content: bytes) -> bytes:
@@ -208,62 +223,112 @@ def _binary(diff: FileDiff, content: bytes) -> bytes:
 
 def _match_hunks(diff: FileDiff, content: bytes) -> tuple[list[Finding], bytes]:
     """Findings hunk by hunk, and the new content (as far as the hunks applied)."""
+    now = blob_id(content)
+    if diff.kind is not Kind.ADD and _names(diff.new_blob, now):
+        why = "the file is already what the patch makes of it"
+        return [_finding(diff, Verdict.MERGED, why, hunk.at) for hunk in diff.hunks], content
+    original = diff.kind is Kind.ADD or _names(diff.old_blob, now)
     findings: list[Finding] = []
     out = bytearray()
-    done = drift = 0  # bytes of the old content used up; lines by which the last hunk was off
+    done = 0  # bytes of the old content used up
+    moved = False
     for hunk in diff.hunks:
-        verdict, start, why = _place(content, hunk, done, drift)
-        if verdict.good:
-            drift = content.count(b"\n", 0, start) + 1 - max(hunk.old_start, 1)
-            out += content[done:start] + hunk.new
-            done = start + len(hunk.old)
-        findings.append(Finding(verdict=verdict, path=quote_path(diff.path), at=hunk.at, why=why))
+        place = _place(content, hunk, done, original=original, moved=moved)
+        if place.verdict.good:
+            moved = moved or place.verdict is Verdict.OFFSET
+            out += content[done : place.start] + hunk.new
+            done = place.start + len(hunk.old)
+        findings.append(_finding(diff, place.verdict, place.why, hunk.at))
     return findings, bytes(out + content[done:])
 
 
-def _place(content: bytes, hunk: Hunk, after: int, drift: int) -> tuple[Verdict, int, str]:
-    """Verdict, byte offset and evidence for one hunk."""
+def _names(blob: bytes | None, full: str) -> bool:
+    """Whether a perhaps abbreviated id of an index line names a blob."""
+    return blob is not None and len(blob) >= 7 and full.startswith(blob.decode())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    verdict: Verdict
+    start: int = -1  # byte offset, of a good verdict
+    why: str = ""
+
+
+def _place(content: bytes, hunk: Hunk, after: int, *, original: bool, moved: bool) -> _Place:
+    """Where one hunk goes.
+
+    Args:
+        content: the old file.
+        hunk: to place.
+        after: byte offset from which on it may stand.
+        original: whether this is the very file that the patch was written for.
+        moved: whether an earlier hunk stands elsewhere than it states. Then the stated line
+            is no more likely than another place.
+    """
     places = _places(content, hunk.old, hunk, after)
-    lines = {content.count(b"\n", 0, start) + 1: start for start in places}
+    there = _places(content, hunk.new, hunk, 0)
     stated = max(hunk.old_start, 1)
-    for line in dict.fromkeys((stated + drift, stated)):
-        if line in lines:
-            verdict = Verdict.APPLIES if line == stated else Verdict.OFFSET
-            why = "" if line == stated else f"at line {line}, the patch says {stated}"
-            return verdict, lines[line], why
-    if len(lines) == 1:
-        ((line, start),) = lines.items()
-        return Verdict.OFFSET, start, f"at line {line}, the patch says {stated}"
-    if lines:
-        listed = ", ".join(map(str, sorted(lines)))
-        return Verdict.CONFLICT, -1, f"ambiguous: the context fits at lines {listed}"
-    if merged := _places(content, hunk.new, hunk, 0):
-        line = content.count(b"\n", 0, merged[0]) + 1
-        return Verdict.MERGED, -1, f"the change is there already, at line {line}"
-    return Verdict.CONFLICT, -1, f"the context at line {stated} is not in the file"
+    if not places:
+        if there:
+            line = next(iter(there))
+            return _Place(
+                verdict=Verdict.MERGED, why=f"the change is there already, at line {line}"
+            )
+        return _Place(
+            verdict=Verdict.CONFLICT, why=f"the context at line {stated} is not in the file"
+        )
+    line = stated if stated in places and not moved else next(iter(places))
+    if len(places) > 1 and (line != stated or moved):
+        listed = ", ".join(map(str, list(places)[:8])) + (", ..." if len(places) > 8 else "")
+        return _Place(
+            verdict=Verdict.CONFLICT, why=f"ambiguous: the context fits at lines {listed}"
+        )
+    start, end = places[line], places[line] + len(hunk.old)
+    for twin, at in () if original else there.items():
+        # Repeated lines: the change may have been made here, or at the place that it states
+        if line != stated or (at < end and at + len(hunk.new) > start):
+            return _Place(
+                verdict=Verdict.CONFLICT,
+                why=f"ambiguous: the context fits at line {line}, "
+                f"but the change may be there already, at line {twin}",
+            )
+    if line == stated:
+        return _Place(verdict=Verdict.APPLIES, start=start)
+    why = f"at line {line}, the patch says {stated}"
+    return _Place(verdict=Verdict.OFFSET, start=start, why=why)
 
 
-def _places(content: bytes, wanted: bytes, hunk: Hunk, after: int) -> list[int]:
-    """Byte offsets where ``wanted`` stands as whole lines, by git's rules for strict context.
+def _places(content: bytes, wanted: bytes, hunk: Hunk, after: int) -> dict[int, int]:
+    """Lines, each with its byte offset, where ``wanted`` stands as whole lines.
 
-    A hunk at line 0 or 1 fits only the start of a file; one without context below its change
-    only the end; one without any old line only an empty file.
+    By git's rules for strict context: a hunk at line 0 or 1 fits only the start of a file; one
+    without context below its change only the end; one without any old line only an empty file.
+    ``after`` is the start of a line.
     """
     if not wanted:
-        return [0] if not content else []
-    found = []
-    start = content.find(wanted, after)
-    while start >= 0:
+        return {} if content else {1: 0}
+    found: dict[int, int] = {}
+    line, counted = 1, 0
+    for start in _line_starts(content, wanted, after):
         end = start + len(wanted)
-        whole = (start == 0 or content[start - 1 : start] == b"\n") and (
-            wanted.endswith(b"\n") or end == len(content)
-        )
+        whole = wanted.endswith(b"\n") or end == len(content)
         at_start = hunk.old_start > 1 or start == 0
         at_end = hunk.trailing > 0 or end == len(content)
         if whole and at_start and at_end:
-            found.append(start)
-        start = content.find(wanted, start + 1)
+            line += content.count(b"\n", counted, start)
+            counted = start
+            found[line] = start
     return found
+
+
+def _line_starts(content: bytes, wanted: bytes, after: int) -> Iterator[int]:
+    """Offsets of ``wanted`` at the start of a line."""
+    if after == 0 and content.startswith(wanted):
+        yield 0
+    start = content.find(b"\n" + wanted, max(after - 1, 0))
+    while start >= 0:
+        yield start + 1
+        start = content.find(b"\n" + wanted, start + 1)
 
 
 __all__ = [

@@ -6,6 +6,8 @@ silence, ``message_faults`` names.
 
 from __future__ import annotations
 
+import datetime
+import email.errors
 import email.header
 import email.utils
 import hashlib
@@ -26,7 +28,12 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]*\Z")
 NAME_TRAILER = "Patch-Name"
 
 _TRAILER = re.compile(r"([A-Za-z][A-Za-z0-9-]*): (.*)\Z")
-_PREFIX = re.compile(r"\[PATCH[^\]]*\] ?")
+_PREFIX = re.compile(r"\[[^\]]*PATCH[^\]]*\]\s*")
+_ADDRESS = re.compile(r"(.*?)\s*<([^<>]*)>\Z")
+# The years that git takes: its tm_to_time_t() knows 1970 to 2099
+_DATES = range(4102444800)
+# Lines after which git would find another diff than the one that we read
+_HIDDEN_DIFF = re.compile(rb"^(?:--- \S|\+\+\+ |@@ -|Index: |diff -)", re.MULTILINE)
 _EATEN_PREFIX = re.compile(r"\s*(\[|[Rr][Ee]:|:)")
 _IN_BODY_HEADER = re.compile(r"(From|Subject|Date|Content-Type|Content-Transfer-Encoding): ?")
 
@@ -95,18 +102,21 @@ def parse_patch(raw: bytes, *, name: str) -> Patch:
     body, diff_at = _split_body(raw, at)
     if diff_at < 0:
         raise PatchError(f"{name}: holds no diff", fix="write it with 'export' from a checkout")
-    author, address = email.utils.parseaddr(_header(headers, b"from", name))
-    if not address:
-        raise PatchError(f"{name}: 'From:' names no author", fix="write 'From: Name <mail>'")
-    text = _decode(body, name, "message").replace("\r\n", "\n").strip("\n")
+    if hidden := _HIDDEN_DIFF.search(raw, at + len(body), diff_at):
+        line = raw.count(b"\n", 0, hidden.start()) + 1
+        raise PatchError(
+            f"{name}:{line}: a line that starts a diff, but no diff of git's follows",
+            fix="indent it if it is part of the message; else write the diff with 'export'",
+        )
+    author, address = _author(headers, name)
     return Patch(
         name=name,
         raw=raw,
-        author=author or address,
+        author=author,
         email=address,
         date=_date(_header(headers, b"date", name), name),
-        subject=_PREFIX.sub("", _header(headers, b"subject", name), count=1).strip(),
-        body="\n".join(line.rstrip() for line in text.split("\n")),
+        subject=_subject(headers, name),
+        body=_body(body, name),
         files=parse_diff(raw[diff_at:], name=name, first_line=raw.count(b"\n", 0, diff_at) + 1),
     )
 
@@ -115,7 +125,7 @@ def parse_trailers(body: str) -> tuple[tuple[str, str], ...]:
     """``(key, value)`` pairs of a message's last paragraph, if it is one of trailers."""
     block = split_trailers(body)[1]
     found: list[tuple[str, str]] = []
-    for line in block.splitlines():
+    for line in block.split("\n") if block else ():
         if match := _TRAILER.match(line):
             found.append((match[1], match[2].strip()))
         else:
@@ -186,13 +196,27 @@ def _headers(raw: bytes, name: str) -> tuple[dict[bytes, bytes], int]:
         key, colon, value = line.partition(b":")
         if colon and not line.startswith(b"From "):
             found.setdefault(key.lower(), value.strip())
-    encoding = found.get(b"content-transfer-encoding", b"8bit").lower()
-    if encoding not in (b"7bit", b"8bit", b"binary"):
-        raise PatchError(
-            f"{name}: the mail body is encoded as {encoding.decode(errors='replace')}",
-            fix="decode it ('git mailinfo') or write it again with 'export'",
-        )
+    _check_encoding(found, name)
     return found, end + 2 if end >= 0 else len(raw)
+
+
+def _check_encoding(headers: dict[bytes, bytes], name: str) -> None:
+    """Refuse a mail whose body isn't there byte for byte."""
+    encoding = headers.get(b"content-transfer-encoding", b"8bit").decode(errors="replace").lower()
+    kind = headers.get(b"content-type", b"text/plain").decode(errors="replace").lower()
+    charset = re.search(r"charset=\"?([^\s;\"]*)", kind)
+    if encoding not in ("7bit", "8bit", "binary"):
+        what = encoding
+    elif not kind.startswith("text/plain"):
+        what = kind.partition(";")[0]
+    elif charset and charset[1] not in ("utf-8", "us-ascii"):
+        what = charset[1]
+    else:
+        return
+    raise PatchError(
+        f"{name}: the mail body is encoded as {what}",
+        fix="decode it ('git mailinfo') or write it again with 'export'",
+    )
 
 
 def _header(headers: dict[bytes, bytes], key: bytes, name: str) -> str:
@@ -201,11 +225,47 @@ def _header(headers: dict[bytes, bytes], key: bytes, name: str) -> str:
             f"{name}: the mail has no '{key.decode().title()}:' header",
             fix="write it with 'export', or with git format-patch",
         )
-    text = _decode(headers[key], name, f"'{key.decode().title()}:' header")
+    return _decode(headers[key], name, f"'{key.decode().title()}:' header")
+
+
+def _words(text: str, name: str, key: str) -> str:
+    """Text with RFC 2047's encoded words decoded."""
     try:
-        return str(email.header.make_header(email.header.decode_header(text)))
-    except (UnicodeDecodeError, LookupError, ValueError, email.errors.HeaderParseError):
-        raise PatchError(f"{name}: '{key.decode().title()}:' header can't be decoded") from None
+        words = str(email.header.make_header(email.header.decode_header(text)))
+    except (UnicodeError, LookupError, ValueError, email.errors.MessageError):
+        raise PatchError(f"{name}: '{key}:' header can't be decoded") from None
+    # A line break hidden in an encoded word would be a line of its own in what git reads
+    if any(ord(letter) < 0x20 or 0xD800 <= ord(letter) < 0xE000 for letter in words):
+        raise PatchError(f"{name}: '{key}:' header holds control characters")
+    return words.strip()
+
+
+def _author(headers: dict[bytes, bytes], name: str) -> tuple[str, str]:
+    text = _header(headers, b"from", name)
+    match = _ADDRESS.match(text)
+    # Address before words: a comma or bracket inside an encoded word is part of the name
+    author, address = (match[1], match[2].strip()) if match else ("", text)
+    if author.startswith('"') and author.endswith('"') and len(author) > 1:
+        author = re.sub(r"\\(.)", r"\1", author[1:-1])
+    author = _words(author, name, "From") or address
+    if not address or re.search(r"[<>\s\x00-\x1f]", address) or re.search(r"[<>]", author):
+        raise PatchError(f"{name}: 'From:' names no author", fix="write 'From: Name <mail>'")
+    return author, address
+
+
+def _subject(headers: dict[bytes, bytes], name: str) -> str:
+    subject = _words(_header(headers, b"subject", name), name, "Subject")
+    match = _PREFIX.match(subject)
+    return subject[match.end() :].strip() if match else subject
+
+
+def _body(raw: bytes, name: str) -> str:
+    """The message after the subject, cleaned as git cleans it."""
+    text = _decode(raw, name, "message")
+    if "\0" in text:
+        raise PatchError(f"{name}: the message holds a NUL")
+    lines = "\n".join(line.rstrip(" \t\r\v\f") for line in text.split("\n"))
+    return re.sub(r"\n{3,}", "\n\n", lines).strip("\n")
 
 
 def _decode(text: bytes, name: str, what: str) -> str:
@@ -219,16 +279,29 @@ def _decode(text: bytes, name: str, what: str) -> str:
 
 
 def _date(text: str, name: str) -> str:
+    """Git's raw form of a mail's date."""
     try:
         when = email.utils.parsedate_to_datetime(text)
-    except ValueError:
-        raise PatchError(f"{name}: 'Date:' is no date: {text!r}") from None
-    return f"{int(when.timestamp())} {when.strftime('%z') or '+0000'}"
+        if when.tzinfo is None:  # "-0000": a time in UTC whose zone is not told
+            if not text.endswith("-0000"):
+                raise ValueError("no time zone")
+            when = when.replace(tzinfo=datetime.UTC)
+        seconds = int(when.timestamp())
+        zone = when.strftime("%z")
+        if seconds not in _DATES or len(zone) != 5:
+            raise ValueError("out of range")
+    except (ValueError, OverflowError, TypeError) as error:
+        raise PatchError(
+            f"{name}: 'Date:' is no date that git takes: {text[:60]!r}",
+            why=str(error)[:200],
+            fix="write it as 'Mon, 30 Nov 2026 12:00:00 +0000'",
+        ) from None
+    return f"{seconds} {zone}"
 
 
 def _split_body(raw: bytes, at: int) -> tuple[bytes, int]:
     """The message, and where the diff starts (-1: nowhere), by the rules of git-mailinfo."""
-    breaks = re.compile(rb"^(?:diff -|Index: |--- \S|---[ \t]*$)", re.MULTILINE)
+    breaks = re.compile(rb"^(?:diff -|Index: |--- \S|---[ \t\r\v\f]*$)", re.MULTILINE)
     cut = breaks.search(raw, at)
     if cut is None:
         return raw[at:], -1

@@ -187,7 +187,11 @@ def _trailers(patch: Patch, file: str) -> Iterator[Fault]:
     for key in ("Upstream-Status", "Remove-When"):
         if len(patch.trailer(key)) > 1:
             yield _trailer_fault(patch, key, f"'{key}:' is there more than once", file)
-    for value in status:
+    yield from _trailer_values(patch, file)
+
+
+def _trailer_values(patch: Patch, file: str) -> Iterator[Fault]:
+    for value in patch.trailer("Upstream-Status"):
         if what := _status_fault(value):
             yield _trailer_fault(patch, "Upstream-Status", what, file)
     for value in patch.trailer("Upstream"):
@@ -221,9 +225,7 @@ def _status_fault(value: str) -> str:
 
 def _trailer_fault(patch: Patch, key: str, what: str, file: str, fix: str = "") -> Fault:
     line = _line_of(patch.raw, key.encode() + b":")
-    return Fault(
-        file=file, line=line, code="trailer", what=what, fix=fix or "correct the trailer"
-    )
+    return Fault(file=file, line=line, code="trailer", what=what, fix=fix or "correct the trailer")
 
 
 def _line_of(raw: bytes, start: bytes) -> int:
@@ -322,5 +324,5 @@ def _form(patch: Patch, file: str) -> Iterator[Fault]:
         yield Fault(
             file=file, line=0, code="form", severity="hint",
             what=f"not as 'export' writes it: {', '.join(seen)}",
-            fix="'export --reformat', or leave it: export keeps unchanged patches as they are",
+            fix="nothing now: 'export' keeps it until message or effect change",
         )  # fmt: skip

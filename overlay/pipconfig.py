@@ -123,14 +123,14 @@ def read_pip_config() -> PipConfig:
     if done.returncode:
         if importlib.util.find_spec("pip") is None:
             raise MachineError(
-                "The module pip is missing from the Python that runs this tool.",
+                "the module pip is missing from the Python that runs this tool",
                 why="pip's configuration says which package index to ask",
-                fix=f"Run `{Path(sys.executable).name} -m ensurepip`, or install pip.",
+                fix=f"run `{Path(sys.executable).name} -m ensurepip`, or install pip",
             )
         raise MachineError(
-            "pip can't say how it is configured.",
+            "pip can't say how it is configured",
             why="\n".join(done.stderr.strip().splitlines()[-3:]),
-            fix="Correct pip's configuration until `python -m pip config list` works.",
+            fix="correct pip's configuration until `python -m pip config list` works",
         )
     return parse_pip_config(done.stdout.splitlines())
 
@@ -204,7 +204,7 @@ def _number(merged: Mapping[str, str], key: str, default: float) -> float:
 
 def _bad_value(key: str, value: str, expected: str) -> MachineError:
     return MachineError(
-        f"pip's setting {key} can't be read.",
+        f"pip's setting {key} can't be read",
         why=f"it is {value!r}; expected: {expected}",
-        fix="Correct pip's configuration; `python -m pip config debug` tells where it stands.",
+        fix="correct pip's configuration; `python -m pip config debug` tells where it stands",
     )

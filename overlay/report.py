@@ -70,22 +70,27 @@ class Reporter:
         """Plain text on standard output."""
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
 
+    def bytes(self, data: bytes) -> None:
+        """Bytes on standard output, as they are."""
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
     def json(self, document: Mapping[str, Any]) -> None:
         """The one JSON document of this invocation."""
         sys.stdout.write(json.dumps(document, indent=2, sort_keys=False, default=str) + "\n")
 
-    def error(self, error: OverlayError) -> None:
-        """What happened, why, what to do; as JSON when asked."""
+    def error(self, error: OverlayError, document: Mapping[str, Any] | None = None) -> None:
+        """What happened, why, what to do; as JSON when asked, after what there is to say."""
         if self.as_json:
-            self.json(
-                {
-                    "error": error.kind,
-                    "what": error.what,
-                    "why": error.why,
-                    "fix": error.fix,
-                    "exit_code": error.exit_code,
-                }
-            )
+            told = {
+                "kind": error.kind,
+                "what": error.what,
+                "why": error.why,
+                "fix": error.fix,
+                "exit_code": error.exit_code,
+            }
+            self.json({**(document or {}), "error": told})
             return
         lines = [f"error: {error.what}"]
         lines += [f"  {line}" for line in error.why.splitlines()]

@@ -133,8 +133,8 @@ class _Session:
                 answer = self._client.request(method, url, headers=headers)
                 if answer.status_code not in download.LATER or failed >= _PAGE_RETRIES:
                     return answer
-            except httpx.TransportError:
-                if failed >= _PAGE_RETRIES:
+            except httpx.TransportError as fault:
+                if failed >= _PAGE_RETRIES or isinstance(fault, httpx.TimeoutException):
                     raise
             failed += 1
             time.sleep(download.BACKOFF * 2**failed)
@@ -195,10 +195,10 @@ def _client(config: PipConfig, places: Sequence[Place]) -> httpx.Client:
         )
     except (OSError, ValueError, ImportError, httpx.InvalidURL) as fault:
         raise MachineError(
-            "pip's settings for certificates or proxies can't be used.",
+            "pip's settings for certificates or proxies can't be used",
             why=f"{type(fault).__name__}: {fault}",
-            fix="Check cert, client-cert, proxy and trusted-host in `python -m pip config list`, "
-            "and the variables for proxies.",
+            fix="check cert, client-cert, proxy and trusted-host in `python -m pip config list`, "
+            "and the variables for proxies",
         ) from fault
 
 

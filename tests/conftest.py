@@ -16,16 +16,19 @@ marked ``real``.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from overlay.archive import Member
+from overlay.cli import main
 from overlay.store import Store
+from tests.support.tiny import FLASHINFER_FILES, VLLM_FILES, Tiny, make_tiny
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -208,3 +211,42 @@ def import_base() -> Callable[..., Commit]:
         )
 
     return put
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tiny:
+    """The line ``tiny``, unlocked, with two vLLM patches and one FlashInfer patch."""
+    made = make_tiny(tmp_path / "project", monkeypatch)
+    one = VLLM_FILES["vllm/one.py"]
+    made.add_patch("vllm", "first", {"vllm/one.py": one.replace(b"= 3\n", b"= 33\n")})
+    made.add_patch("vllm", "second", {"vllm/new.py": b"new = 1\n", "vllm/old.py": None})
+    source = FLASHINFER_FILES["csrc/prefill.cu"]
+    made.add_patch("flashinfer", "check", {"csrc/prefill.cu": source.replace(b"e 7\n", b"e x\n")})
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One invocation of the command."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The document on standard output."""
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def run(tiny: Tiny, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """Runs a verb on ``tiny`` in this process: ``run("apply", "tiny", "--json")``."""
+
+    def command(*arguments: str) -> Ran:
+        capfd.readouterr()
+        code = main(["--patches", str(tiny.patches), *arguments])
+        out, err = capfd.readouterr()
+        return Ran(code, out, err)
+
+    return command

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +17,7 @@ from overlay.archive import Member, read_archive
 from overlay.errors import SourceError, UnavailableError
 from overlay.index import fetch_release
 from overlay.report import Reporter
+from overlay.store import cache_folder
 
 TOP = "demo-1.0"
 
@@ -357,7 +357,7 @@ def vllm_sdist() -> Path:
             "vllm",
             "vllm-0.28.0.tar.gz",
             "ac96dd0ec5be9c13f2aa4bfb50498c4727110406f6e4980b58a4097e4d18634a",
-            cache=platformdirs.user_cache_path("vllm-overlay"),
+            cache=cache_folder(),
             offline=False,
             report=Reporter(quiet=True),
         )

@@ -2,6 +2,7 @@ import errno
 import hashlib
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -550,6 +551,42 @@ def test_proxy_is_used(
     assert {seen.headers["host"] for seen in server.seen} == {"index.invalid"}
 
 
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A self-signed one for 127.0.0.1, with its key in the same file."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl to make a certificate")
+    folder = tmp_path_factory.mktemp("tls")
+    argv = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+            "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1",
+            "-keyout", folder / "key.pem", "-out", folder / "cert.pem")  # fmt: skip
+    subprocess.run(argv, check=True, capture_output=True)
+    both = folder / "both.pem"
+    both.write_bytes((folder / "key.pem").read_bytes() + (folder / "cert.pem").read_bytes())
+    return both
+
+
+@pytest.mark.parametrize("how", ["none", "cert", "variable", "trusted-host"])
+def test_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, certificate: Path, how: str) -> None:
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    with index_server(certificate=certificate) as server:
+        server.add("demo-pkg", FILE, DATA)
+        settings: dict[str, object] = {"index_urls": (server.simple_url,), "retries": 0}
+        if how == "cert":
+            settings["cert"] = str(certificate)
+        elif how == "trusted-host":
+            settings["trusted_hosts"] = (server.url.removeprefix("https://"),)
+        elif how == "variable":
+            monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
+        configure(monkeypatch, **settings)
+        if how == "none":
+            with pytest.raises(UnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
+                fetch(tmp_path)
+        else:
+            assert fetch(tmp_path).read_bytes() == DATA
+
+
 @pytest.mark.parametrize(
     "settings", [{"cert": "/no/such.pem"}, {"client_cert": "/no/such"}, {"proxy": "x://y"}]
 )
@@ -598,7 +635,7 @@ def test_full_disk(server: IndexServer, tmp_path: Path, monkeypatch: pytest.Monk
     part.unlink()
     part.symlink_to("/dev/full")
     use(monkeypatch, server)
-    with pytest.raises(MachineError, match=r"(?s)full: .*cache.*Free some space") as caught:
+    with pytest.raises(MachineError, match=r"(?s)full: .*cache.*free some space") as caught:
         fetch(tmp_path)
     assert isinstance(caught.value.__cause__, OSError)
     assert caught.value.__cause__.errno == errno.ENOSPC
@@ -620,7 +657,7 @@ def test_cache_that_is_a_file(
 ) -> None:
     (tmp_path / "cache").touch()
     use(monkeypatch, server)
-    with pytest.raises(MachineError, match=r"(?s)can't be used.*name another cache folder"):
+    with pytest.raises(MachineError, match=r"(?s)can't be used.*VLLM_OVERLAY_CACHE"):
         fetch(tmp_path)
 
 

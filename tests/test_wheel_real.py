@@ -80,7 +80,7 @@ VLLM = Pin(
     ),
     "vllm/_version.py",
     vllm_version_file,
-    {"flashinfer-python": "flashinfer-python==0.6.18rc10"},
+    {"flashinfer-python": "==0.6.18rc10"},
     {
         "vllm/envs.py": b"\n# patched\n",
         "vllm/v1/worker/gpu/warmup.py": b"\n# patched\n",
@@ -125,7 +125,7 @@ FLASHINFER = Pin(
         "flashinfer/mla/added.txt": b"not in package-data\n",
         "flashinfer/cute_dsl/sparse/sm100_blk64/added.cu": b"// in package-data\n",
         "flashinfer/collect_env.py": None,
-        "csrc/sparse_mla_sm120_decode.cu": None,
+        "csrc/sparse_mla_sm120_decode_dsv4.cu": None,
         "tests/added.py": b"SHIPPED = False\n",
     },
 )
@@ -186,7 +186,7 @@ def overlay(pin: Pin, wheel: Path, root: Path, out: Path) -> Path:
         out,
         version=version,
         changes=changes,
-        requirements={name: f"{text}+{local}" for name, text in pin.requirements.items()},
+        requirements={name: f"{name}{text}+{local}" for name, text in pin.requirements.items()},
         record=record,
         rewrites={pin.version_file: lambda data: pin.rewrite(data, version, pin.commit)},
         report=Reporter(quiet=True),
@@ -204,6 +204,7 @@ def build(root: Path, out: Path, env: Mapping[str, str], *options: str) -> Path:
     )
     done = subprocess.run(
         argv,
+        cwd=out.parent,  # where no build.py stands in the way of the module
         env={**os.environ, **proxies, "PIP_NO_INDEX": "1", "SOURCE_DATE_EPOCH": "315532800", **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -343,8 +344,9 @@ def test_vllm_equals_its_own_precompiled_build(
         (root / generated).unlink()
     patch_tree(root, pin)
     # what git tracks is what setuptools-scm has the wheel hold
-    for verb in (("init", "--quiet"), ("add", "--force", "--all")):
-        subprocess.run(("git", "-C", str(root), *verb), check=True)
+    for verb in (("init", "--quiet"), ("add", "--force", "--all"), ("commit", "--quiet", "-mx")):
+        who = ("-c", "user.name=x", "-c", "user.email=x@example.invalid")
+        subprocess.run(("git", "-C", str(root), *who, *verb), check=True)
     fake = tmp_path / "fake-torch"
     for path, text in TORCH.items():
         (fake / path).parent.mkdir(parents=True, exist_ok=True)

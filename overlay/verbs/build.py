@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from overlay.cli import App, reaches_sources, verb
+from overlay.app import App, reaches_sources, told_with, verb
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,19 +71,16 @@ def apply(app: App, line: str, relock: bool) -> None:
     started = time.monotonic()
     read = app.line(line)
     patched = _apply(app, read)
-    lock = None
-    try:
-        lock = _settle(app, read, patched, relock=relock)
-    finally:
-        document = _patched_document(read, patched, lock)
-        document["seconds"] = round(time.monotonic() - started, 3)
-        document = {"verb": "apply", **document}
-        if lock is not None and app.report.as_json:
-            app.report.json(document)
-        elif not app.report.as_json:
-            _show(app, read, patched)
     if not app.report.as_json:
-        app.report.say(f"{line}: digest {lock.digest}")
+        _show(app, read, patched)
+    document = {"verb": "apply", **_patched_document(read, patched, None)}
+    with told_with(app, document):
+        agreed = _settle(app, read, patched, relock=relock)
+    seconds = round(time.monotonic() - started, 3)
+    if app.report.as_json:
+        app.report.json({**document, "digest": agreed.digest, "seconds": seconds})
+    else:
+        app.report.say(f"{line}: digest {agreed.digest}")
 
 
 @verb(

@@ -1,3 +1,233 @@
 """Verbs that only look: lines, show, inspect, doctor, cache."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from overlay.app import App, told_with, verb
+from overlay.errors import OverlayError, WheelError
+
+if TYPE_CHECKING:
+    from overlay.inspect import Inspection
+    from overlay.line import Line, Pin, Upstream
+    from overlay.patch import Patch
+
+
+@verb(
+    examples="""
+    vllm-overlay lines
+    vllm-overlay lines --json
+    """
+)
+def lines(app: App) -> None:
+    """List the lines: pins, number of patches, digest."""
+    from overlay.line import UPSTREAMS, find_lines
+    from overlay.lock import read_lock
+
+    found: list[dict[str, Any]] = []
+    row: dict[str, Any]
+    faults: list[OverlayError] = []
+    for name in find_lines(app.root):
+        try:
+            line = app.line(name)
+            lock = read_lock(line)
+        except OverlayError as error:  # one bad line must not hide the others
+            faults.append(error)
+            found.append({"line": name, "error": error.what})
+            continue
+        row = {"line": name, "summary": line.settings.summary}
+        for upstream in UPSTREAMS:
+            row[upstream] = line.pin(upstream).version
+            row[f"{upstream}_patches"] = len(line.series[upstream])
+        found.append({**row, "torch": line.settings.torch, "digest": lock.digest if lock else None})
+    document = {"verb": "lines", "lines": found}
+    if app.report.as_json and not faults:
+        app.report.json(document)
+    elif not app.report.as_json:
+        app.report.table(
+            ("line", "vLLM", "FlashInfer", "torch", "patches", "digest"),
+            [_line_row(row) for row in found],
+        )
+    with told_with(app, document):
+        if faults:
+            raise faults[0]
+
+
+def _line_row(row: dict[str, Any]) -> tuple[str, ...]:
+    if "error" in row:
+        return (row["line"], "?", "?", "?", "?", row["error"])
+    patches = f"{row['vllm_patches']} + {row['flashinfer_patches']}"
+    digest = (row["digest"] or "not locked")[:12]
+    return (row["line"], row["vllm"], row["flashinfer"], row["torch"], patches, digest)
+
+
+@verb(
+    examples="""
+    vllm-overlay show infernal
+    vllm-overlay show infernal lse-plumbing
+    vllm-overlay show infernal lse-plumbing --diff
+    """
+)
+@click.argument("line")
+@click.argument("patch", required=False)
+@click.option("--diff", is_flag=True, help="Print the patch file as it is.")
+def show(app: App, line: str, patch: str | None, diff: bool) -> None:
+    """Show LINE, or one PATCH of it: pins and series, or reason, trailers and files."""
+    read = app.line(line)
+    if patch is None:
+        _show_line(app, read)
+        return
+    upstream, found = read.patch(patch)
+    if app.report.as_json:
+        app.report.json({"verb": "show", "line": line, **_patch_document(upstream, found)})
+    elif diff:
+        app.report.bytes(found.raw)
+    else:
+        _show_patch(app, upstream, found)
+
+
+def _show_line(app: App, line: Line) -> None:
+    from overlay.line import UPSTREAMS
+
+    settings = line.settings
+    if app.report.as_json:
+        app.report.json(
+            {
+                "verb": "show",
+                "line": line.name,
+                "summary": settings.summary,
+                "torch": settings.torch,
+                "cuda": settings.cuda,
+                "python": settings.python,
+                "architectures": settings.architectures,
+                "upstreams": {
+                    upstream: {
+                        **_pin_document(line.pin(upstream)),
+                        "patches": [_patch_document(upstream, p) for p in line.series[upstream]],
+                    }
+                    for upstream in UPSTREAMS
+                },
+            }
+        )
+        return
+    app.report.text(
+        f"{line.name}: {settings.summary}\n"
+        f"torch {settings.torch}, CUDA {settings.cuda}, Python {', '.join(settings.python)}, "
+        f"for {', '.join(settings.architectures)}"
+    )
+    for upstream in UPSTREAMS:
+        pin = line.pin(upstream)
+        app.report.text(f"\n{upstream} {pin.version} at {pin.commit_text}")
+        app.report.table(
+            ("patch", "subject", "requires"),
+            [(p.name, p.subject, ", ".join(p.requires)) for p in line.series[upstream]],
+        )
+
+
+def _show_patch(app: App, upstream: Upstream, patch: Patch) -> None:
+    from overlay.paths import quote_path
+
+    files = "\n".join(f"  {d.kind}: {quote_path(d.path)}" for d in patch.files)
+    app.report.text(
+        f"{upstream}/{patch.name}\n{patch.author} <{patch.email}>\n\n"
+        f"{patch.subject}\n\n{patch.body}\n\nFiles:\n{files}"
+    )
+
+
+def _pin_document(pin: Pin) -> dict[str, Any]:
+    import msgspec
+
+    document: dict[str, Any] = msgspec.to_builtins(pin)
+    return document
+
+
+def _patch_document(upstream: Upstream, patch: Patch) -> dict[str, Any]:
+    from overlay.paths import quote_path
+
+    return {
+        "upstream": upstream,
+        "patch": patch.name,
+        "subject": patch.subject,
+        "author": f"{patch.author} <{patch.email}>",
+        "reason": patch.reason,
+        "trailers": [list(pair) for pair in patch.trailers],
+        "requires": list(patch.requires),
+        "sha256": patch.sha256,
+        "files": [{"path": quote_path(d.path), "kind": str(d.kind)} for d in patch.files],
+    }
+
+
+@verb(
+    examples="""
+    vllm-overlay inspect dist/infernal/*.whl
+    vllm-overlay inspect --installed
+    vllm-overlay inspect --installed --python venv/bin/python
+    """
+)
+@click.argument("wheels", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--installed", is_flag=True, help="What is installed instead of wheel files.")
+@click.option(
+    "--python",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Interpreter whose packages are looked at (default: this one).",
+)
+def inspect(app: App, wheels: tuple[Path, ...], installed: bool, python: Path | None) -> None:
+    """Say what WHEELS are, and check every file against their record."""
+    from overlay.inspect import inspect_installed, inspect_wheel
+
+    if bool(wheels) == installed:
+        raise click.UsageError("name wheel files, or say --installed")
+    if installed:
+        found = inspect_installed(python)
+        if not found:
+            raise WheelError(
+                "neither vLLM nor FlashInfer is installed",
+                why=f"looked at {python or 'this interpreter'}",
+                fix="install a line's wheels, or name the interpreter with --python",
+            )
+    else:
+        found = [inspect_wheel(path) for path in wheels]
+    errors = [error for one in found if (error := one.error()) is not None]
+    document = {"verb": "inspect", "found": [_inspection_document(one) for one in found]}
+    if app.report.as_json and not errors:
+        app.report.json(document)
+    elif not app.report.as_json:
+        app.report.table(
+            ("name", "version", "line", "patches", "checked", "result"),
+            [_inspection_row(one) for one in found],
+        )
+    with told_with(app, document):
+        if errors:
+            raise errors[0]
+
+
+def _inspection_row(one: Inspection) -> tuple[str, ...]:
+    from overlay.line import PROJECTS
+
+    record = one.record or {}
+    series = record.get("series", {})
+    upstream = next((u for u, project in PROJECTS.items() if project == one.name), "")
+    patches = ", ".join(patch["name"] for patch in series.get(upstream, ()))
+    return (
+        one.name,
+        one.version,
+        str(record.get("line", "no record")),
+        patches,
+        f"{one.files} files, {one.effects} patched",
+        "as recorded" if not one.problems else f"{len(one.problems)} problems",
+    )
+
+
+def _inspection_document(one: Inspection) -> dict[str, Any]:
+    return {
+        "where": str(one.where),
+        "name": one.name,
+        "version": one.version,
+        "record": dict(one.record) if one.record is not None else None,
+        "files": one.files,
+        "effects": one.effects,
+        "problems": [{"kind": p.kind, "path": p.path, "what": p.what} for p in one.problems],
+    }

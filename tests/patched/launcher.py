@@ -65,9 +65,7 @@ def trtllm_batch_decode_with_kv_cache_mla(
     _require(tuple(block_tables.shape) == expected, f"block_tables: {expected}")
     _require(kv_cache.dtype == torch.uint8, "kv_cache must be packed uint8")
     _require(
-        kv_cache.ndim == 4
-        and kv_cache.shape[1] == 1
-        and kv_cache.shape[3] == BYTES_PER_TOKEN,
+        kv_cache.ndim == 4 and kv_cache.shape[1] == 1 and kv_cache.shape[3] == BYTES_PER_TOKEN,
         f"kv_cache: [pages, 1, 64, 656], got {tuple(kv_cache.shape)}",
     )
     _require(kv_cache.shape[2] == 64, f"page size {kv_cache.shape[2]}")

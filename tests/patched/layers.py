@@ -43,7 +43,7 @@ torch_utils.PIN_MEMORY = torch.cuda.is_available()
 NOPE = 32
 V = 32
 SCALE = 0.05
-TOPK = 128
+TOPK = 128  # the smallest that FlashInfer has a decode kernel for
 
 
 @dataclass(frozen=True)
@@ -238,9 +238,7 @@ def run_layer(
     its own heads, and its own part of the cache.
     """
     batch, block = problem.batch, problem.block
-    heads = slice(
-        rank * problem.heads // world, (rank + 1) * problem.heads // world
-    )
+    heads = slice(rank * problem.heads // world, (rank + 1) * problem.heads // world)
     num_heads = problem.heads // world
     topk_buffer = torch.full((512, TOPK), -1, dtype=torch.int32)
     for row, ids in enumerate(batch.topk):
@@ -269,9 +267,7 @@ def run_layer(
         torch.set_default_dtype(torch.float32)
     layer.process_weights_after_loading(torch.bfloat16)
 
-    spec = MLAAttentionSpec(
-        block_size=block, num_kv_heads=1, head_size=576, dtype=torch.uint8
-    )
+    spec = MLAAttentionSpec(block_size=block, num_kv_heads=1, head_size=576, dtype=torch.uint8)
     builder = FlashInferMLASparseMetadataBuilder(
         spec, [layer.layer_name], config, torch.device("cpu")
     )
@@ -333,6 +329,5 @@ def layer_on_rank(
     with model_parallel(rank, world, world, rendezvous, config):
         out, calls = run_layer(problem, config, rank, world)
     return out, [
-        (c["query"].shape[2], c["query"].shape[0], c["seq_lens"] is not None)
-        for c in calls
+        (c["query"].shape[2], c["query"].shape[0], c["seq_lens"] is not None) for c in calls
     ]

@@ -26,9 +26,7 @@ def _context() -> multiprocessing.context.BaseContext:
 
 
 @contextlib.contextmanager
-def model_parallel(
-    rank: int, world: int, dcp: int, rendezvous: str, config: Any
-) -> Iterator[None]:
+def model_parallel(rank: int, world: int, dcp: int, rendezvous: str, config: Any) -> Iterator[None]:
     """vLLM's model parallel groups, over gloo, with ``tp == world``."""
     import torch
 

@@ -38,9 +38,7 @@ def unpack(packed: torch.Tensor) -> torch.Tensor:
     return torch.cat([nope.reshape(-1, LATENT), rope], dim=-1)
 
 
-def attend(
-    q: torch.Tensor, kv: torch.Tensor, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def attend(q: torch.Tensor, kv: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
     """One row: ``q [heads, 576]`` over ``kv [n, 576]``, all float64.
 
     Returns ``out [heads, 512]`` and the base-2 LSE ``[heads]``; 0 and ``-inf``

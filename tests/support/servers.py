@@ -20,6 +20,7 @@ import hashlib
 import html
 import json
 import os
+import ssl
 import subprocess
 import threading
 import time
@@ -262,13 +263,18 @@ class _IndexHandler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def index_server(*, as_json: bool = False) -> Iterator[IndexServer]:
-    """Serve an empty index, to be filled with ``add``; pages are HTML, or JSON if asked."""
+def index_server(
+    *, as_json: bool = False, certificate: Path | None = None
+) -> Iterator[IndexServer]:
+    """Serve an empty index, to be filled with ``add``; pages are HTML, or JSON if asked.
+
+    With a ``certificate`` (PEM, the key in the same file) it is served over TLS.
+    """
 
     class Handler(_IndexHandler):
         pass
 
-    with _serving(Handler) as url:
+    with _serving(Handler, certificate) as url:
         Handler.index = IndexServer(url, as_json=as_json)
         yield Handler.index
 
@@ -404,12 +410,18 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def _serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+def _serving(
+    handler: type[BaseHTTPRequestHandler], certificate: Path | None = None
+) -> Iterator[str]:
     server = _Server(("127.0.0.1", 0), handler)
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"{'http' if certificate is None else 'https'}://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()

@@ -22,8 +22,9 @@ Summary: a: colon, and Ünicode
 Classifier: Programming Language :: Python :: 3.11
 Requires-Dist: torch==2.13.0
 Requires-Dist: Flashinfer_Python==0.6.16.post3
-Requires-Dist: lark[all]<2,
-  >=1.2
+Requires-Dist: lark[all]<2,>=1.2
+License: folded
+  version: 3
 Provides-Extra: bench
 Requires-Dist: pandas; extra == "bench"
 
@@ -96,7 +97,8 @@ def make_wheel(
         for file, data in {**content, own: record}.items():
             info = zipfile.ZipInfo(file, (2026, 8, 25, 1, 2, 4))
             info.external_attr = (0o100755 if file.endswith(".sh") else 0o100644) << 16
-            info.compress_type = zipfile.ZIP_DEFLATED
+            packed = zipfile.ZIP_STORED if file.endswith(".bin") else zipfile.ZIP_DEFLATED
+            info.compress_type = packed
             archive.writestr(info, data)
     return path
 

@@ -1,0 +1,70 @@
+"""Sessions of the project. ``nox -l`` lists them; words after ``--`` go to the session.
+
+Every session runs in its own environment; the project and a session's dependency group are
+installed into it, so a fresh machine needs Python, git and a package index, no more.
+"""
+
+from __future__ import annotations
+
+import nox
+
+nox.needs_version = ">=2024.10"
+nox.options.sessions = ["lint", "tests"]
+nox.options.error_on_external_run = True
+nox.options.reuse_venv = "yes"
+
+DEFAULT_LINE = "infernal"
+
+
+def _project(session: nox.Session, *groups: str) -> None:
+    """Install the project and dependency groups from ``pyproject.toml``."""
+    session.install("-e", ".", *nox.project.dependency_groups(_PROJECT, *groups))
+
+
+_PROJECT = nox.project.load_toml("pyproject.toml")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and types of the code, and the patches of every line."""
+    _project(session, "lint", "test")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")
+    session.run("vllm-overlay", "lint", "--all", "--offline")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests: unit tests, then those on the real pinned archives.
+
+    ``nox -s tests -- -m 'not real'`` needs no network; other words go to pytest as well.
+    """
+    _project(session, "test")
+    session.run("pytest", "-n", "auto", *(session.posargs or ("-m", "not slow")))
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Build a line's wheels into dist/LINE: ``nox -s build -- LINE [--offline ...]``."""
+    line, *options = session.posargs or (DEFAULT_LINE,)
+    _project(session)
+    session.run("vllm-overlay", "wheel", line, *options)
+    session.run("vllm-overlay", "inspect", *_wheels(session, line))
+
+
+@nox.session
+def verify(session: nox.Session) -> None:
+    """Recompute what lines' locks promise: ``nox -s verify -- LINE [--source git ...]``."""
+    line, *options = session.posargs or (DEFAULT_LINE,)
+    _project(session)
+    session.run("vllm-overlay", "verify", line, *options)
+
+
+def _wheels(session: nox.Session, line: str) -> list[str]:
+    from pathlib import Path
+
+    found = sorted(Path("dist", line).glob("*.whl"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        session.error(f"no wheels in dist/{line}")
+    return [str(path) for path in found[-2:]]

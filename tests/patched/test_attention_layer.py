@@ -1,0 +1,75 @@
+"""The patched backend inside vLLM's own MLA attention layer, over DCP groups."""
+
+import numpy as np
+import pytest
+
+import ranks
+from layers import Batch, Problem, layer_on_rank, random_batch, run_layer
+
+# bf16 output of bf16 inputs; the values are about 3 at most.
+TOLERANCE = 0.03
+
+
+def over_ranks(problem: Problem, world: int, comm: str) -> tuple[np.ndarray, list]:
+    answers = ranks.run(layer_on_rank, world, problem, comm)
+    return np.concatenate([out for out, _ in answers], axis=1), [c for _, c in answers]
+
+
+def every_third(length: int) -> tuple[int, ...]:
+    return tuple(range(0, length, 3))
+
+
+BATCHES = {
+    # Lengths 1, a block's edge, and one past it; ranks without a token of a request.
+    "decode": random_batch((1, 64, 65, 130, 3), (1, 1, 1, 1, 1)),
+    # Several query tokens a request, as MTP verifies them.
+    "mtp": random_batch((8, 70, 131), (3, 3, 3), decode_threshold=3),
+    # Decodes, then prefills, which take the same path.
+    "mixed": random_batch((40, 129, 6, 150), (1, 1, 6, 5)),
+    "prefill": random_batch((7, 133), (7, 4)),
+    # Rows whose top-k lies on rank 0 alone, and rows without any.
+    "empty-rows": Batch(
+        lengths=(12, 40, 9),
+        queries=(1, 1, 2),
+        topk=((0, 4, 8), (), (0, 1, 2, 3), ()),
+    ),
+    # CUDA graphs pad a batch with rows that belong to no request.
+    "padded": random_batch((33, 5), (1, 1), padded_rows=3),
+    # More rows than FlashInfer's decode kernels take.
+    "many-rows": random_batch((80,), (70,), most=8),
+}
+
+
+@pytest.mark.parametrize("comm", ["ag_rs", "a2a"])
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("name", BATCHES)
+def test_dcp_equals_attention_over_the_whole_context(name, world, comm):
+    batch = BATCHES[name]
+    problem = Problem(batch, heads=8 if world == 2 else 16)
+    out, calls = over_ranks(problem, world, comm)
+    assert not np.isnan(out).any()
+    np.testing.assert_allclose(out[: batch.rows], problem.expected(), atol=TOLERANCE, rtol=0)
+    assert (out[batch.rows :] == 0).all()
+    rows = batch.rows + batch.padded_rows
+    assert calls == [[(problem.heads, rows, True)]] * world
+
+
+@pytest.mark.parametrize("comm", ["ag_rs", "a2a"])
+def test_row_empty_on_every_rank_is_zero(comm):
+    problem = Problem(BATCHES["empty-rows"], heads=8)
+    out, _ = over_ranks(problem, 2, comm)
+    assert (out[1] == 0).all()
+    assert (out[3] == 0).all()
+    assert (out[0] != 0).any()
+
+
+@pytest.mark.parametrize("name", ["decode", "mixed", "prefill", "mtp"])
+def test_one_rank_is_as_it_was(config, name):
+    """No counts, no LSE, and the batch with prefills runs at all."""
+    problem = Problem(BATCHES[name], heads=8)
+    out, calls = run_layer(problem, config, 0, 1)
+    np.testing.assert_allclose(out, problem.expected(), atol=TOLERANCE, rtol=0)
+    (call,) = calls
+    assert call["seq_lens"] is None
+    assert call["lse"] is None
+    assert call["return_lse"] is False
