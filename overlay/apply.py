@@ -149,7 +149,9 @@ def _known(store: Store, reader: ObjectReader, keys: list[str]) -> list[Applied]
             break
         found.append(msgspec.structs.replace(state, cached=True))
     # The objects may have gone with the store; ask for the newest, which holds all older ones
-    while found and reader.get(found[-1].commit) is None:
+    while found and store.find(reader, found[-1].commit) != Commit(
+        commit=found[-1].commit, tree=found[-1].tree
+    ):
         found.pop()
     return found
 
@@ -166,7 +168,7 @@ def _make(
     at = Commit(commit=done[-1].commit, tree=done[-1].tree) if done else base
     parent: str | None = at.commit
     tree = StoredTree(reader, at.tree)
-    bad = {patch.name for patch in done if not patch.verdict.good}
+    bad = {patch.name for patch in done if not _holds(patch.verdict)}
     made: list[Applied] = []
     for patch in patches[len(done) :]:
         outcome = match_patch(patch, tree)
@@ -188,7 +190,7 @@ def _make(
             parent = None
             at = stream.made()
             tree.changes |= outcome.changes
-        else:
+        if not _holds(verdict):
             bad.add(patch.name)
         made.append(
             Applied(
@@ -197,6 +199,11 @@ def _make(
             )
         )  # fmt: skip
     return made
+
+
+def _holds(verdict: Verdict) -> bool:
+    """Whether the tree has a patch's change, so that patches which require it may apply."""
+    return verdict.good or verdict is Verdict.MERGED
 
 
 def _commit(

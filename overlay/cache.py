@@ -211,8 +211,10 @@ class _Store:
     def run(self) -> None:
         upstream = self.store.upstream
         for item in (*store_leftovers(self.cache, upstream), *half_states(self.cache, upstream)):
-            # Git of a checkout may write here without our lock: only what is old is dead
-            if age(item.path) >= self.grace:
+            # Git of a checkout may write here without our lock: only what is old is dead. But a
+            # killed repack's packs would make the next one fail; should it live on, it fails,
+            # which loses nothing, since it deletes old packs last.
+            if age(item.path) >= self.grace or item.name.startswith(".tmp-"):
                 _take(item, self.result, dry_run=self.dry_run)
         refs = _refs(self.store)
         expired = self._expired(refs)

@@ -72,7 +72,7 @@ class Git:
         code = int(process.returncode)
         if code not in ok:
             raise GitError(
-                f"git {arguments[0]} failed with exit code {code}",
+                f"git {_command(arguments)} failed with exit code {code}",
                 why=err.decode(errors="replace").strip(),
             )
         return bytes(out)
@@ -96,6 +96,14 @@ class Git:
         # GitPython's wrapper kills the child when it is collected; the caller owns it now.
         process.proc = None
         return popen
+
+
+def _command(arguments: Sequence[str]) -> str:
+    """The command among arguments that may start with ``-c NAME=VALUE``."""
+    rest = list(arguments)
+    while len(rest) > 2 and rest[0] == "-c":
+        del rest[:2]
+    return rest[0]
 
 
 class ObjectReader:

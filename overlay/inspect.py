@@ -80,6 +80,8 @@ class _Files(Protocol):
 
     def names(self) -> Collection[str]: ...
 
+    def has(self, name: str) -> bool: ...
+
     def digest(self, name: str, algorithm: str) -> tuple[bytes, int]:
         """Hash and size in bytes; raises WheelError or OSError if the content can't be had."""
 
@@ -175,6 +177,9 @@ class _WheelFiles:
     def names(self) -> Collection[str]:
         return self.members
 
+    def has(self, name: str) -> bool:
+        return name in self.members
+
     def read(self, name: str) -> bytes:
         return rawzip.read(self._fd, self.members[name], self._label)
 
@@ -201,6 +206,9 @@ class _InstalledFiles:
         """Only what RECORD lists: the folder is shared with all other distributions."""
         record = f"{self._info}/RECORD"
         return distinfo.read_record(self.read(record), record)
+
+    def has(self, name: str) -> bool:
+        return os.path.lexists(self._root / name)
 
     def read(self, name: str) -> bytes:
         return (self._root / name).read_bytes()
@@ -344,14 +352,14 @@ class _Check:
                 self.say("build-input", path, f"{path} can't be in an overlay: {ship.reason}")
             elif isinstance(ship, layout.Shipped):
                 with self._noting("effect", ship.name):
-                    self._check_effect(ship.name, mode, blob, names)
+                    self._check_effect(ship.name, mode, blob)
 
-    def _check_effect(self, name: str, mode: str, blob: str, names: Collection[str]) -> None:
+    def _check_effect(self, name: str, mode: str, blob: str) -> None:
         self.effects += 1
         if mode == _DELETED:
-            if name in names:
+            if self.files.has(name):
                 self.say("undeleted", name, f"{name} is deleted by a patch and still there")
-        elif name not in names:
+        elif not self.files.has(name):
             self.say("missing", name, f"{name} is written by a patch and missing")
         elif self.files.digest(name, "sha1")[0].hex() != blob:
             self.say("effect", name, f"{name} isn't what the last patch on it makes (blob {blob})")

@@ -283,15 +283,14 @@ def _place(content: bytes, hunk: Hunk, after: int, *, original: bool, moved: boo
         return _Place(
             verdict=Verdict.CONFLICT, why=f"ambiguous: the context fits at lines {listed}"
         )
-    start, end = places[line], places[line] + len(hunk.old)
-    for twin, at in () if original else there.items():
-        # Repeated lines: the change may have been made here, or at the place that it states
-        if line != stated or (at < end and at + len(hunk.new) > start):
-            return _Place(
-                verdict=Verdict.CONFLICT,
-                why=f"ambiguous: the context fits at line {line}, "
-                f"but the change may be there already, at line {twin}",
-            )
+    start = places[line]
+    if there and not original:
+        # Repeated lines: this may be the wrong one of two places, or the change made already
+        return _Place(
+            verdict=Verdict.CONFLICT,
+            why=f"ambiguous: the context fits at line {line}, "
+            f"but the change may be there already, at line {next(iter(there))}",
+        )
     if line == stated:
         return _Place(verdict=Verdict.APPLIES, start=start)
     why = f"at line {line}, the patch says {stated}"

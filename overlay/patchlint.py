@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from overlay.diff import EXECUTABLE, REGULAR, FileDiff, Kind, parse_diff
@@ -118,7 +119,7 @@ def _broken_diffs(raw: bytes, name: str) -> list[PatchError]:
     """The first error of every file diff that has one: a hunk can't hold a ``diff --git`` line."""
     starts = [found.start() for found in _DIFF.finditer(raw)]
     errors = []
-    for start, end in zip(starts, [*starts[1:], len(raw)], strict=True):
+    for start, end in pairwise([*starts, len(raw)]):
         try:
             parse_diff(raw[start:end], name=name, first_line=raw.count(b"\n", 0, start) + 1)
         except PatchError as error:

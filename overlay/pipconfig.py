@@ -170,10 +170,7 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if not name.upper().startswith("PIP_") or name in _VARIABLES
     }
-    for name in ("FORCE_COLOR", "PYTHONWARNINGS", "PYTHONINSPECT"):
-        kept.pop(name, None)
-    # rich, which pip prints with, would wrap long lines of a narrow terminal
-    return kept | {"COLUMNS": "100000", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"}
+    return kept | {"PYTHONIOENCODING": "utf-8"}
 
 
 def _unquoted(value: str) -> str:

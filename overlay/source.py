@@ -36,6 +36,24 @@ if TYPE_CHECKING:
     from overlay.patch import Patch
     from overlay.report import Reporter
 
+REMOTE = "pin"
+# Blobs on demand: a tree of 6600 files is 1 MB, its contents 100 MB
+_FETCH = (
+    "--quiet", "--no-tags", "--no-write-fetch-head", "--recurse-submodules=no",
+    "--filter=blob:none",
+)  # fmt: skip
+
+
+def promisor(url: str) -> tuple[str, ...]:
+    """Switches that make ``REMOTE`` a promisor at ``url`` for one git command.
+
+    Git filters only what a remote has promised to give later. The promise is not written to
+    the store's configuration, where every reader would act on it: a missing blob must be seen
+    as missing, and never be fetched behind our back.
+    """
+    values = {"url": url, "promisor": "true", "partialclonefilter": "blob:none"}
+    return tuple(part for key, v in values.items() for part in ("-c", f"remote.{REMOTE}.{key}={v}"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
@@ -45,11 +63,13 @@ class Base:
         commit: our commit of it.
         kind: ``archive``, ``git`` or ``path``.
         origin: what it was made from, for a person.
+        url: the repository, if it came from git; contents may still have to be fetched.
     """
 
     commit: Commit
     kind: str
     origin: str
+    url: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +105,8 @@ class Sources:
             base = wanted.kind(self.choice)
         else:
             base = wanted.path(Path(self.choice), known)
-        if base.kind == "git" or self.choice not in (None, "archive"):
-            wanted.blobs(base.commit, line.series[upstream])
+        if base.url:
+            wanted.blobs(base.commit, line.series[upstream], base.url)
         return base
 
     def release(self, line: Line, upstream: Upstream) -> Path:
@@ -174,7 +194,7 @@ class _Wanted:
                     fix=f"run 'fetch {self.line.name} --source git' while online",
                 )
             commit = self._fetch(url, commit_id, ref, check_tag=check_tag)
-        return Base(commit=commit, kind="git", origin=origin)
+        return Base(commit=commit, kind="git", origin=origin, url=url)
 
     def path(self, path: Path, known: Mapping[str, str]) -> Base:
         """Base from a path: an archive, a git repository, or a plain folder."""
@@ -202,7 +222,7 @@ class _Wanted:
             commit = self._import(members, ref, promised)
         return Base(commit=commit, kind="path", origin=str(path))
 
-    def blobs(self, base: Commit, patches: Sequence[Patch]) -> None:
+    def blobs(self, base: Commit, patches: Sequence[Patch], url: str) -> None:
         """Fetch the contents that the series touches and a partial clone lacks, all at once."""
         with self.store.reader() as reader:
             missing = sorted(_missing_blobs(reader, base.tree, patches))
@@ -215,10 +235,7 @@ class _Wanted:
                 fix=f"run 'fetch {self.line.name} --source git' while online",
             )
         with self.store.writing():
-            self._git_fetch(
-                "reading the patched files", "--stdin", remote=self._remote(self.pin.repository),
-                stdin="\n".join(missing).encode() + b"\n",
-            )  # fmt: skip
+            fetch_objects(self.store, url, missing, self.how.report)
 
     def _ref(self, kind: str, *identity: str) -> str:
         """Name of a base commit in the store: by everything that its making depends on."""
@@ -244,15 +261,15 @@ class _Wanted:
 
     def _fetch(self, url: str, commit_id: str, ref: str, *, check_tag: bool) -> Commit:
         with self.store.writing():
-            remote = self._remote(url)
             if check_tag:
-                self._check_tag(remote, url, commit_id)
+                self._check_tag(url, commit_id)
             fetched = f"refs/overlay/fetched/{commit_id}"
             try:
-                self._git_fetch(
-                    f"fetching {self.upstream} {commit_id[:12]}", "--depth=1",
-                    f"{commit_id}:{fetched}", remote=remote,
-                )  # fmt: skip
+                with self.how.report.progress(f"fetching {self.upstream} {commit_id[:12]}"):
+                    self.store.git.run(
+                        *promisor(url), "fetch", *_FETCH, "--depth=1", REMOTE,
+                        f"{commit_id}:{fetched}", network=True,
+                    )  # fmt: skip
             except GitError as error:
                 raise UnavailableError(
                     f"{url} does not give commit {commit_id}",
@@ -274,11 +291,13 @@ class _Wanted:
                 stream.root(found.tree)
                 return stream.made()
 
-    def _check_tag(self, remote: str, url: str, commit_id: str) -> None:
+    def _check_tag(self, url: str, commit_id: str) -> None:
         """The pin's tag must still name its commit; this also tells 'unreachable' apart."""
         pattern = f"refs/tags/{self.pin.tag}" if self.pin.tag else "HEAD"
         try:
-            out = self.store.git.run("ls-remote", remote, pattern, f"{pattern}^{{}}", network=True)
+            out = self.store.git.run(
+                *promisor(url), "ls-remote", REMOTE, pattern, f"{pattern}^{{}}", network=True
+            )
         except GitError as error:
             raise UnavailableError(
                 f"{url} is out of reach", why=error.why, fix="use --source archive, or try later"
@@ -296,27 +315,17 @@ class _Wanted:
                 fix="find out why upstream moved it; then correct the pin, or drop its 'tag'",
             )
 
-    def _remote(self, url: str) -> str:
-        """Name of the promisor remote for ``url``; git filters only what a remote promises.
 
-        It is written to the store's own configuration, since a later repack must know that
-        the missing blobs are promised and not lost.
-        """
-        name = f"pin-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
-        wanted = {"url": url, "promisor": "true", "partialclonefilter": "blob:none"}
-        for key, value in wanted.items():
-            self.store.git.run("config", f"remote.{name}.{key}", value)
-        return name
-
-    def _git_fetch(self, label: str, *arguments: str, remote: str, stdin: bytes = b"") -> None:
-        switches = ["--quiet", "--no-tags", "--no-write-fetch-head", "--recurse-submodules=no"]
-        refs = [argument for argument in arguments if not argument.startswith("--")]
-        switches += [argument for argument in arguments if argument.startswith("--")]
-        with self.how.report.progress(label):
-            # Blobs on demand: a tree of 6600 files is 1 MB, its contents 100 MB
-            self.store.git.run(
-                "fetch", *switches, "--filter=blob:none", remote, *refs, stdin=stdin, network=True
-            )
+def fetch_objects(store: Store, url: str, ids: Sequence[str], report: Reporter) -> None:
+    """Get objects that a partial clone of ``url`` lacks, all at once. Hold ``store.writing()``."""
+    # As git itself does it: say nothing of what we have, or the server takes the contents of
+    # our trees for known and leaves them out
+    switches = ("-c", "fetch.negotiationAlgorithm=noop", *promisor(url))
+    with report.progress(f"fetching the contents of {len(ids)} files"):
+        store.git.run(
+            *switches, "fetch", *_FETCH, "--stdin", REMOTE,
+            stdin="\n".join(ids).encode() + b"\n", network=True,
+        )  # fmt: skip
 
 
 def read_folder(folder: Path, *, generated: Sequence[str] = ()) -> Iterator[Member]:

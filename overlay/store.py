@@ -25,7 +25,7 @@ from overlay.paths import quote_path
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from overlay.archive import Member
     from overlay.line import Upstream
@@ -246,13 +246,14 @@ class StoredTree:
             )
         return Entry(mode=found[0], data=data[2])
 
-    def is_folder(self, path: bytes) -> bool:
-        """Whether any file lies below ``path``."""
+    def is_folder(self, path: bytes, *, without: Collection[bytes] = ()) -> bool:
+        """Whether any file lies below ``path``, those of ``without`` left out."""
         below = path + b"/"
-        if any(e is not None and p.startswith(below) for p, e in self.changes.items()):
+        gone = {p for p, entry in self.changes.items() if entry is None} | set(without)
+        if any(p.startswith(below) and p not in gone for p in self.changes):
             return True
         found = self.locate(path)
-        return found is not None and found[0] == 0o40000 and self._has_files(below)
+        return found is not None and found[0] == 0o40000 and self._has_files(below, gone)
 
     def locate(self, path: bytes) -> tuple[int, str] | None:
         """Mode and id of what the stored tree has at ``path``, regardless of changes."""
@@ -270,11 +271,11 @@ class StoredTree:
                 self._folders[folder] = parse_tree(tree[2])
         return self._folders[folder]
 
-    def _has_files(self, below: bytes) -> bool:
-        deleted = sum(e is None and p.startswith(below) for p, e in self.changes.items())
-        return not deleted or any(
-            (mode == 0o40000 and self._has_files(below + name + b"/"))
-            or (mode != 0o40000 and self.changes.get(below + name, True) is not None)
+    def _has_files(self, below: bytes, gone: set[bytes]) -> bool:
+        return not any(p.startswith(below) for p in gone) or any(
+            self._has_files(below + name + b"/", gone)
+            if mode == 0o40000
+            else below + name not in gone
             for name, (mode, _) in self._names(below[:-1]).items()
         )
 

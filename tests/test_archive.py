@@ -125,6 +125,7 @@ BAD_PATHS = [
     (f"{TOP}/\ufeff.git", "git takes for its own"),
     (f"{TOP}/ok", "two members of one name"),
     (f"{TOP}/ok/x", "a file and a folder of one name"),
+    (f"{TOP}/ok/x/y/z", "a file and a folder of one name"),
     (f"{TOP}/folder", "a file and a folder of one name"),
     (TOP, "a file where its top folder should be"),
 ]

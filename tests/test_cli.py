@@ -214,7 +214,7 @@ def test_the_front_and_the_module_are_the_same_command(tiny: Tiny) -> None:
 
 def test_two_builds_of_one_line_at_once(tiny: Tiny, tmp_path: Path) -> None:
     command = (sys.executable, "build.py", "--patches", str(tiny.patches))
-    subprocess.run((*command, "lock", "tiny"), cwd=ROOT, check=True, capture_output=True)
+    subprocess.run((*command, "lock", "tiny"), cwd=ROOT, check=True)
     env = os.environ | {"VLLM_OVERLAY_CACHE": str(tmp_path / "fresh")}
     out = str(tmp_path / "out")
     both = [

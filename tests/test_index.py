@@ -786,8 +786,10 @@ def test_hostile_environment(
     tmp_path: Path, server: IndexServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "pip").mkdir()
+    (tmp_path / "pip" / "__init__.py").touch()
     (tmp_path / "pip" / "__main__.py").write_text("raise SystemExit('the wrong pip')")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # what names the current folder gets it
     for name, value in {
         "PIP_QUIET": "3", "PIP_VERBOSE": "nonsense", "PIP_PYTHON": "/no/python",
         "PIP_LOG": "/no/log",

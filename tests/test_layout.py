@@ -62,8 +62,19 @@ def test_vllm_build_inputs(path: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["tests/a.py", "docs/a.md", "examples/a.py", "benchmarks/a.py", ".github/a.yml", "docker/a"]
-    + ["tools/pre_commit/a.py", "AGENTS.md", ".gitignore", "mkdocs.yaml", "scripts/a.py"],
+    [
+        "tests/a.py",
+        "docs/a.md",
+        "examples/a.py",
+        "benchmarks/a.py",
+        "docker/a",
+        "scripts/a.py",
+        "tools/pre_commit/a.py",
+        ".github/a.yml",
+        ".gitignore",
+        "AGENTS.md",
+        "mkdocs.yaml",
+    ],
 )
 def test_vllm_ignores(path: str) -> None:
     assert wheel_path("vllm", path, ()) == NotShipped()

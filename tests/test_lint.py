@@ -77,9 +77,8 @@ def added(*lines: bytes, path: bytes = b"vllm/a.py", context: bytes = b"one\n") 
 def new_file(content: bytes, path: bytes = b"vllm/new.py", mode: bytes = b"100644") -> bytes:
     lines = content.splitlines(keepends=True)
     body = b"".join(b"+" + line for line in lines)
-    return b"diff --git a/%s b/%s\nnew file mode %s\n--- /dev/null\n+++ b/%s\n@@ -0,0 +1,%d @@\n%s" % (
-        path, path, mode, path, len(lines), body,
-    )  # fmt: skip
+    head = b"diff --git a/%s b/%s\nnew file mode %s\n--- /dev/null\n" % (path, path, mode)
+    return head + b"+++ b/%s\n@@ -0,0 +1,%d @@\n" % (path, len(lines)) + body
 
 
 class Folder:
@@ -204,12 +203,12 @@ def test_a_subject_of_72_characters_is_no_fault(line: Folder) -> None:
 
 
 DIFFS = [
-    (added(b"new \n"), "white-space", 5),
-    (added(b"ok\n", b"\t\n"), "white-space", 6),
-    (added(b" \tnew\n"), "white-space", 5),
+    (added(b"new \n"), "white-space", 6),
+    (added(b"ok\n", b"\t\n"), "white-space", 7),
+    (added(b" \tnew\n"), "white-space", 6),
     (added(b"new\r\n"), "line-ends", 4),
-    (added(b"<<<<<<< ours\n"), "conflict-marker", 5),
-    (added(b">>>>>>> theirs\n"), "conflict-marker", 5),
+    (added(b"<<<<<<< ours\n"), "conflict-marker", 6),
+    (added(b">>>>>>> theirs\n"), "conflict-marker", 6),
     (new_file(b"a\r\nb\nc\n"), "line-ends", 5),
     (new_file(b"a\nb\r\nc\n"), "line-ends", 5),
 ]
@@ -280,7 +279,9 @@ def test_form_is_a_hint(line: Folder) -> None:
 def test_broken_patches_are_faults_and_the_others_are_checked(line: Folder) -> None:
     two = HUNK.replace(b"-1,3 +1,3", b"-1,3 +1,4")
     three = HUNK.replace(b"-1,3 +1,3", b"-1,2 +1,3")
-    diff = b"diff --git a/vllm/a.py b/vllm/a.py\n" + two + b"diff --git a/b b/b\n" + three
+    three = three.replace(b"a.py", b"b.py")
+    diff = b"diff --git a/vllm/a.py b/vllm/a.py\n" + two
+    diff += b"diff --git a/vllm/b.py b/vllm/b.py\n" + three
     raw = mail(diff=diff, trailers="Upstream-Status: Pending\n")
     line.patch("two", raw)
     line.patch("other", mail(subject="no area"))
@@ -291,7 +292,7 @@ def test_broken_patches_are_faults_and_the_others_are_checked(line: Folder) -> N
     assert [c for c in codes if c[0] == "vllm/two.patch"] == [
         ("vllm/two.patch", "missing-trailer", 0),
         ("vllm/two.patch", "hunk-count", first + 5),
-        ("vllm/two.patch", "hunk-count", first + 8),
+        ("vllm/two.patch", "hunk-count", first + 11),
     ]
     assert ("vllm/other.patch", "subject", 4) in codes
     assert ("vllm/nothing.patch", "malformed", 1) in codes
@@ -353,7 +354,7 @@ def test_a_misspelt_series_folder_is_no_empty_series(line: Folder) -> None:
         ('["12.0a"]', "[]", "architectures", 6),
         ('"vllm-0.28.0.tar.gz"', '"vllm-0.27.0.tar.gz"', "vllm.sdist.file", 13),
         ("vllm-0.28.0-py3", "vllm-0.27.0-py3", "vllm.wheel.file", 16),
-        ("flashinfer_python-0.6.18rc10-py3", "vllm-0.6.18rc10-py3", "flashinfer.wheel.file", 26),
+        ("flashinfer_python-0.6.18rc10-py3", "vllm-0.6.18rc10-py3", "flashinfer.wheel.file", 27),
         ("vllm-0.28.0-py3-none-any.whl", "vllm.whl", "vllm.wheel.file", 16),
         ('tag = "v0.28.0"', 'tag = "v0.27.0"', "vllm.tag", 11),
         ('torch = "2.13.0"\n', "", "torch", 0),

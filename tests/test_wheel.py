@@ -544,7 +544,7 @@ def test_streamed_zip64_and_prefixed_zips_come_out_the_same(base: Path, tmp_path
         for name, data in files.items():
             info = zipfile.ZipInfo(name, (2030, 1, 1, 1, 1, 2))
             info.external_attr = infos[name].external_attr
-            info.compress_type = zipfile.ZIP_DEFLATED
+            info.compress_type = infos[name].compress_type
             info.comment = b"comment"
             info.extra = struct.pack("<HHI", 0x9999, 4, 7)
             with archive.open(info, "w", force_zip64=True) as member:

@@ -20,18 +20,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import platformdirs
 import pytest
 
 from overlay import distinfo, layout
 from overlay.index import fetch_release
 from overlay.inspect import inspect_wheel
+from overlay.line import PROJECTS, Pin, Settings, Upstream, read_toml
 from overlay.report import Reporter
+from overlay.store import cache_folder
 from overlay.wheel import Change, flashinfer_build_meta, overlay_wheel, vllm_version_file
 from tests.support.wheels import canonical, effect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    Release = Callable[["Case", Literal["sdist", "wheel"]], Path]
 
 BUILD_REQUIREMENTS = (
     "apache-tvm-ffi>=0.1.6,!=0.1.8,!=0.1.8.post0,<0.2",
@@ -49,38 +52,30 @@ BUILD_REQUIREMENTS = (
 pytestmark = pytest.mark.real
 
 
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """Where a pinned release is, and a patch that touches each kind of shipped file."""
+ROOT = Path(__file__).resolve().parents[1]
+SETTINGS = read_toml(ROOT / "patches/infernal/line.toml", Settings)
 
-    upstream: Literal["vllm", "flashinfer"]
-    project: str
-    version: str
-    commit: str
-    sdist: tuple[str, str]
-    wheel: tuple[str, str]
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An upstream of the line, and a patch that touches each kind of path that it has."""
+
+    upstream: Upstream
     version_file: str
     rewrite: Callable[[bytes, str, str], bytes]
     requirements: Mapping[str, str]
     patched: Mapping[str, bytes | None]
 
+    @property
+    def pin(self) -> Pin:
+        return SETTINGS.vllm if self.upstream == "vllm" else SETTINGS.flashinfer
 
-VLLM = Pin(
+
+VLLM = Case(
     "vllm",
-    "vllm",
-    "0.28.0",
-    "2cf0a6915ce544dc493a0990f2ea38d81601128a",
-    (
-        "vllm-0.28.0.tar.gz",
-        "ac96dd0ec5be9c13f2aa4bfb50498c4727110406f6e4980b58a4097e4d18634a",
-    ),
-    (
-        "vllm-0.28.0-cp38-abi3-manylinux_2_28_x86_64.whl",
-        "addb0ffdaafd8155d75e9b3f5ddb3da28fdee9e8a7097ede91f7db2e9e1a3889",
-    ),
     "vllm/_version.py",
     vllm_version_file,
-    {"flashinfer-python": "==0.6.18rc10"},
+    {"flashinfer-python": f"=={SETTINGS.flashinfer.version}"},
     {
         "vllm/envs.py": b"\n# patched\n",
         "vllm/v1/worker/gpu/warmup.py": b"\n# patched\n",
@@ -96,19 +91,8 @@ VLLM = Pin(
         "tools/pre_commit/added.py": b"SHIPPED = False\n",
     },
 )
-FLASHINFER = Pin(
+FLASHINFER = Case(
     "flashinfer",
-    "flashinfer-python",
-    "0.6.18rc10",
-    "e62941a1da605fb9b3c8c50b23c9720df12cf6b4",
-    (
-        "flashinfer_python-0.6.18rc10.tar.gz",
-        "c5fb02b6b900f1f43968f7338eefcdfc74d32e4ab3407e4e8e317543f2a10405",
-    ),
-    (
-        "flashinfer_python-0.6.18rc10-py3-none-any.whl",
-        "1c95e874f490c7a86a0f1b6504757f989a6ca72a5eafffd4f8e9361df4f7b9d8",
-    ),
     "flashinfer/_build_meta.py",
     flashinfer_build_meta,
     {},
@@ -132,14 +116,19 @@ FLASHINFER = Pin(
 
 
 @pytest.fixture(scope="session")
-def release() -> Callable[[str, tuple[str, str]], Path]:
+def release() -> Callable[[Case, Literal["sdist", "wheel"]], Path]:
     """Path of a pinned release file, fetched once into the user's cache."""
-    found = os.environ.get("VLLM_OVERLAY_CACHE")
-    cache = Path(found) if found else platformdirs.user_cache_path("vllm-overlay")
+    cache = cache_folder()
 
-    def get(project: str, file: tuple[str, str]) -> Path:
+    def get(case: Case, kind: Literal["sdist", "wheel"]) -> Path:
+        file = case.pin.sdist if kind == "sdist" else case.pin.wheel
         return fetch_release(
-            project, *file, cache=cache, offline=False, report=Reporter(quiet=True)
+            PROJECTS[case.upstream],
+            file.file,
+            file.sha256,
+            cache=cache,
+            offline=False,
+            report=Reporter(quiet=True),
         )
 
     return get
@@ -152,9 +141,9 @@ def unpack(sdist: Path, folder: Path) -> Path:
     return root
 
 
-def patch_tree(root: Path, pin: Pin) -> None:
-    """Apply ``pin.patched``: append to a file that is there, write one that isn't."""
-    for path, data in pin.patched.items():
+def patch_tree(root: Path, case: Case) -> None:
+    """Apply ``case.patched``: append to a file that is there, write one that isn't."""
+    for path, data in case.patched.items():
         file = root / path
         if data is None:
             file.unlink()
@@ -164,31 +153,33 @@ def patch_tree(root: Path, pin: Pin) -> None:
                 out.write(data)
 
 
-def overlay(pin: Pin, wheel: Path, root: Path, out: Path) -> Path:
-    """The overlay of a wheel by what ``pin.patched`` made of the tree at ``root``."""
+def overlay(case: Case, wheel: Path, root: Path, out: Path) -> Path:
+    """The overlay of a wheel by what ``case.patched`` made of the tree at ``root``."""
     with zipfile.ZipFile(wheel) as archive:
         names = frozenset(archive.namelist())
     changes, effects = [], []
-    for path, change in pin.patched.items():
+    for path, change in case.patched.items():
         data = None if change is None else (root / path).read_bytes()
         effects.append(effect(path, data))
-        ship = layout.wheel_path(pin.upstream, path, names)
+        ship = layout.wheel_path(case.upstream, path, names)
         assert not isinstance(ship, layout.BuildInput), path
         if isinstance(ship, layout.Shipped):
             changes.append(Change(path=ship.name, data=data))
-    series = {"vllm": [], "flashinfer": []} | {pin.upstream: [{"name": "all", "effect": effects}]}
-    record = canonical({"series": series, "requirements": dict(pin.requirements)})
-    version = distinfo.overlay_version(pin.version, record)
+    series = {"vllm": [], "flashinfer": []} | {case.upstream: [{"name": "all", "effect": effects}]}
+    record = canonical({"series": series, "requirements": dict(case.requirements)})
+    version = distinfo.overlay_version(case.pin.version, record)
     local = version.partition("+")[2]
     return overlay_wheel(
         wheel,
-        pin.wheel[1],
+        case.pin.wheel.sha256,
         out,
         version=version,
         changes=changes,
-        requirements={name: f"{name}{text}+{local}" for name, text in pin.requirements.items()},
+        requirements={name: f"{name}{text}+{local}" for name, text in case.requirements.items()},
         record=record,
-        rewrites={pin.version_file: lambda data: pin.rewrite(data, version, pin.commit)},
+        rewrites={
+            case.version_file: lambda data: case.rewrite(data, version, case.pin.commit_text)
+        },
         report=Reporter(quiet=True),
     )
 
@@ -243,16 +234,16 @@ def differing(ours: Path, peer: Path) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("pin", [VLLM, FLASHINFER], ids=lambda pin: pin.upstream)
+@pytest.mark.parametrize("case", [VLLM, FLASHINFER], ids=lambda case: case.upstream)
 def test_an_overlay_of_nothing_keeps_everything(
-    pin: Pin, release: Callable[[str, tuple[str, str]], Path], tmp_path: Path
+    case: Case, release: Release, tmp_path: Path
 ) -> None:
-    wheel = release(pin.project, pin.wheel)
+    wheel = release(case, "wheel")
     record = canonical({})
-    version = distinfo.overlay_version(pin.version, record)
+    version = distinfo.overlay_version(case.pin.version, record)
     result = overlay_wheel(
         wheel,
-        pin.wheel[1],
+        case.pin.wheel.sha256,
         tmp_path,
         version=version,
         changes=[],
@@ -266,20 +257,21 @@ def test_an_overlay_of_nothing_keeps_everything(
     with zipfile.ZipFile(wheel) as archive:
         assert order == [name for name in archive.namelist() if ".dist-info/" not in name]
     before, after = members(wheel), members(result)
-    old, new = (f"{pin.project.replace('-', '_')}-{v}.dist-info/" for v in (pin.version, version))
+    name = PROJECTS[case.upstream].replace("-", "_")
+    old, new = (f"{name}-{which}.dist-info/" for which in (case.pin.version, version))
     renamed = {name.replace(old, new): entry for name, entry in before.items()}
     changed = {name for name in renamed if renamed[name] != after[name]}
     assert changed == {new + "METADATA", new + "RECORD"}
     assert after.keys() - renamed.keys() == {new + "overlay.json"}
 
 
-@pytest.mark.parametrize("pin", [VLLM, FLASHINFER], ids=lambda pin: pin.upstream)
+@pytest.mark.parametrize("case", [VLLM, FLASHINFER], ids=lambda case: case.upstream)
 def test_every_file_of_the_archive_has_its_place_in_the_wheel(
-    pin: Pin, release: Callable[[str, tuple[str, str]], Path], tmp_path: Path
+    case: Case, release: Release, tmp_path: Path
 ) -> None:
     """The map from tree to wheel, against the content of both."""
-    root = unpack(release(pin.project, pin.sdist), tmp_path)
-    with zipfile.ZipFile(release(pin.project, pin.wheel)) as archive:
+    root = unpack(release(case, "sdist"), tmp_path)
+    with zipfile.ZipFile(release(case, "wheel")) as archive:
         names = frozenset(archive.namelist())
         shipped = set()
         for file in root.rglob("*"):
@@ -287,7 +279,7 @@ def test_every_file_of_the_archive_has_its_place_in_the_wheel(
             if not file.is_file() or path.split("/")[0].endswith(".egg-info"):
                 continue
             # without the wheel's names: the rules alone must know what ships
-            ship = layout.wheel_path(pin.upstream, path, frozenset())
+            ship = layout.wheel_path(case.upstream, path, frozenset())
             if isinstance(ship, layout.Shipped):
                 assert ship.name in names, path
                 assert archive.read(ship.name) == file.read_bytes(), path
@@ -298,23 +290,21 @@ def test_every_file_of_the_archive_has_its_place_in_the_wheel(
         name
         for name in names - shipped
         if ".dist-info/" not in name
-        and not isinstance(layout.wheel_path(pin.upstream, name, names), layout.BuildInput)
+        and not isinstance(layout.wheel_path(case.upstream, name, names), layout.BuildInput)
     }
     assert unexplained == set()
 
 
 @pytest.mark.slow
-def test_flashinfer_equals_its_own_build(
-    release: Callable[[str, tuple[str, str]], Path], tmp_path: Path
-) -> None:
-    pin = FLASHINFER
-    root = unpack(release(pin.project, pin.sdist), tmp_path / "tree")
-    patch_tree(root, pin)
-    ours = overlay(pin, release(pin.project, pin.wheel), root, tmp_path / "ours")
+def test_flashinfer_equals_its_own_build(release: Release, tmp_path: Path) -> None:
+    case = FLASHINFER
+    root = unpack(release(case, "sdist"), tmp_path / "tree")
+    patch_tree(root, case)
+    ours = overlay(case, release(case, "wheel"), root, tmp_path / "ours")
     assert inspect_wheel(ours).problems == ()
     # outside of a git tree the backend keeps the version file that it finds
-    meta = root / pin.version_file
-    meta.write_bytes(pin.rewrite(meta.read_bytes(), ours.name.split("-")[1], pin.commit))
+    meta = root / case.version_file
+    meta.write_bytes(case.rewrite(meta.read_bytes(), ours.name.split("-")[1], case.pin.commit_text))
     peer = build(root, tmp_path / "peer", {"BUILD_NVEP": "0", "FLASHINFER_BUILD_NO_PIP": "1"})
     assert peer.name == ours.name
     assert differing(ours, peer) == {
@@ -322,6 +312,52 @@ def test_flashinfer_equals_its_own_build(
         "dist-info/RECORD",  # lists it
         "dist-info/WHEEL",  # names its maker: upstream's setuptools, or the one here
     }
+
+
+# Both modules are needed by what env.py imports, and fakes: torch isn't at hand where tests run.
+_ASK_FLASHINFER = """
+import sys, types
+root = sys.argv[1]
+for name in ("flashinfer", "flashinfer.jit"):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [root + "/" + name.replace(".", "/")]
+context = types.ModuleType("flashinfer.compilation_context")
+context.CompilationContext = type("Fake", (), {"TARGET_CUDA_ARCHS": {(12, "0a")}})
+sys.modules[context.__name__] = context
+from flashinfer.jit import env
+print(env.FLASHINFER_WORKSPACE_DIR)
+"""
+
+
+def test_what_flashinfer_says_to_the_version_at_import(release: Release, tmp_path: Path) -> None:
+    """See ``overlay.distinfo.flashinfer_build_meta`` for why it is what we want."""
+    case = FLASHINFER
+    root = tmp_path / "tree"
+    nothing = Case(case.upstream, case.version_file, case.rewrite, {}, {})
+    wheel = overlay(nothing, release(case, "wheel"), root, tmp_path / "ours")
+    with zipfile.ZipFile(wheel) as archive:
+        for name in ("version", "_build_meta", "jit/env"):
+            archive.extract(f"flashinfer/{name}.py", root)
+
+    def ask(**env: str) -> subprocess.CompletedProcess[str]:
+        argv = (sys.executable, "-c", _ASK_FLASHINFER, str(root))
+        own = {"PYTHONPATH": str(root), "HOME": str(tmp_path), **env}
+        return subprocess.run(argv, env=own, capture_output=True, text=True, check=False)
+
+    version = wheel.name.split("-")[1]
+    # kernels that were compiled from other sources are out of reach
+    assert f"/flashinfer/{version}/120a" in ask().stdout
+    for companion, stated in (
+        ("flashinfer_jit_cache", f"{case.pin.version}+cu130"),
+        ("flashinfer_cubin", case.pin.version),
+    ):
+        fake = root / f"{companion}.py"
+        fake.write_text(
+            f"__version__ = {stated!r}\nget_cubin_dir = get_jit_cache_dir = lambda: '/none'\n"
+        )
+        assert "does not match" in ask().stderr, companion
+        assert ask(FLASHINFER_DISABLE_VERSION_CHECK="1").returncode == 0
+        fake.unlink()
 
 
 TORCH = {
@@ -334,29 +370,28 @@ TORCH = {
 
 
 @pytest.mark.slow
-def test_vllm_equals_its_own_precompiled_build(
-    release: Callable[[str, tuple[str, str]], Path], tmp_path: Path
-) -> None:
-    pin = VLLM
-    root = unpack(release(pin.project, pin.sdist), tmp_path / "tree")
+def test_vllm_equals_its_own_precompiled_build(release: Release, tmp_path: Path) -> None:
+    case = VLLM
+    root = unpack(release(case, "sdist"), tmp_path / "tree")
     shutil.rmtree(root / "vllm.egg-info")
     for generated in ("setup.cfg", "PKG-INFO", "vllm/_version.py"):
         (root / generated).unlink()
-    patch_tree(root, pin)
+    patch_tree(root, case)
     # what git tracks is what setuptools-scm has the wheel hold
     for verb in (("init", "--quiet"), ("add", "--force", "--all"), ("commit", "--quiet", "-mx")):
         who = ("-c", "user.name=x", "-c", "user.email=x@example.invalid")
-        subprocess.run(("git", "-C", str(root), *who, *verb), check=True)
+        own = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+        subprocess.run(("git", "-C", str(root), *who, *verb), check=True, env=own)
     fake = tmp_path / "fake-torch"
     for path, text in TORCH.items():
         (fake / path).parent.mkdir(parents=True, exist_ok=True)
         (fake / path).write_text(text)
-    wheel = release(pin.project, pin.wheel)
-    ours = overlay(pin, wheel, root, tmp_path / "ours")
+    wheel = release(case, "wheel")
+    ours = overlay(case, wheel, root, tmp_path / "ours")
     assert inspect_wheel(ours).problems == ()
     env = {
         "PYTHONPATH": str(fake),
-        "SETUPTOOLS_SCM_PRETEND_METADATA": f'{{node="g{pin.commit[:9]}"}}',
+        "SETUPTOOLS_SCM_PRETEND_METADATA": f'{{node="g{case.pin.commit_text[:9]}"}}',
         "VLLM_PRECOMPILED_WHEEL_LOCATION": str(wheel),
         "VLLM_USE_PRECOMPILED": "1",
         "VLLM_VERSION_OVERRIDE": ours.name.split("-")[1],

@@ -5,6 +5,7 @@ the top-k ids, which the sparse indexer would merge over the ranks with a kernel
 that runs on CUDA only.
 """
 
+import traceback
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 
 import launcher
 import reference
+from ranks import model_parallel
 import vllm.utils.flashinfer as vllm_flashinfer
 import vllm.utils.torch_utils as torch_utils
 from vllm.config import (
@@ -319,15 +321,29 @@ def run_layer(
     return output.float().numpy(), list(launcher.calls)
 
 
-def layer_on_rank(
-    rank: int, world: int, rendezvous: str, problem: Problem, comm: str
-) -> tuple[np.ndarray, list[tuple[int, int, bool]]]:
-    """:func:`run_layer` in a group; of each call: heads, rows, counted."""
-    from ranks import model_parallel
+def layers_on_rank(
+    rank: int, world: int, rendezvous: str, problems: dict[str, Problem], comm: str
+) -> dict[str, tuple[np.ndarray, list[tuple[int, int, bool]]]]:
+    """:func:`run_layer` for each problem, in one group.
 
-    config = make_config(world, world, comm, problem.interleave, heads=problem.heads)
-    with model_parallel(rank, world, world, rendezvous, config):
-        out, calls = run_layer(problem, config, rank, world)
-    return out, [
-        (c["query"].shape[2], c["query"].shape[0], c["seq_lens"] is not None) for c in calls
-    ]
+    Gives the output and, of each kernel call, its heads, rows, and whether it was
+    given counts. An exception is the answer of its problem alone: all ranks raise
+    it or none, or the group would wait for ever.
+    """
+    answers: dict[str, Any] = {}
+    for index, (name, problem) in enumerate(problems.items()):
+        config = make_config(
+            world, world, comm, problem.interleave, heads=problem.heads
+        )
+        store = f"{rendezvous}-{index}"
+        with model_parallel(rank, world, world, store, config):
+            try:
+                out, calls = run_layer(problem, config, rank, world)
+            except Exception:
+                answers[name] = traceback.format_exc()
+                continue
+        answers[name] = out, [
+            (c["query"].shape[2], c["query"].shape[0], c["seq_lens"] is not None)
+            for c in calls
+        ]
+    return answers
