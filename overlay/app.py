@@ -58,7 +58,7 @@ class App:
 
         return read_line(self.root, name)
 
-    @property
+    @cached_property
     def sources(self) -> Sources:
         """Where base trees and wheels come from in this invocation."""
         from overlay.source import Sources

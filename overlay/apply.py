@@ -96,12 +96,11 @@ def apply_series(
         use_states: False recomputes everything, as ``verify`` does.
     """
     keys = _state_keys(base, patches)
-    with store.reader() as reader:
-        done = _known(store, reader, keys) if use_states else []
-        if len(done) == len(patches):
-            return PatchedTree(base=base, patches=tuple(done))
-        with store.writing(), FastImport(store) as stream:
-            made = _make(reader, stream, base, patches, done, f"refs/overlay/tip/{keys[-1]}")
+    done = _known(store, keys) if use_states else []
+    if len(done) == len(patches):
+        return PatchedTree(base=base, patches=tuple(done))
+    with store.writing(), FastImport(store) as stream:
+        made = _make(store.reader, stream, base, patches, done, f"refs/overlay/tip/{keys[-1]}")
     with machine_errors(store.states):
         store.states.mkdir(parents=True, exist_ok=True)
         for key, state in zip(keys[len(done) :], made, strict=True):
@@ -137,7 +136,7 @@ def _state_keys(base: Commit, patches: Sequence[Patch]) -> list[str]:
     return keys
 
 
-def _known(store: Store, reader: ObjectReader, keys: list[str]) -> list[Applied]:
+def _known(store: Store, keys: list[str]) -> list[Applied]:
     """States that were made before, from the first patch on without a gap."""
     found: list[Applied] = []
     for key in keys:
@@ -149,7 +148,7 @@ def _known(store: Store, reader: ObjectReader, keys: list[str]) -> list[Applied]
             break
         found.append(msgspec.structs.replace(state, cached=True))
     # The objects may have gone with the store; ask for the newest, which holds all older ones
-    while found and store.find(reader, found[-1].commit) != Commit(
+    while found and store.find(found[-1].commit) != Commit(
         commit=found[-1].commit, tree=found[-1].tree
     ):
         found.pop()

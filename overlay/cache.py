@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 from overlay.cachefiles import (
     Item,
     age,
+    children,
     downloads,
     half_states,
     is_plain,
@@ -34,6 +35,7 @@ from overlay.cachefiles import (
 )
 from overlay.files import machine_errors
 from overlay.line import UPSTREAMS, Upstream
+from overlay.source import promisor
 from overlay.store import Store
 
 if TYPE_CHECKING:
@@ -290,13 +292,19 @@ class _Store:
     def _repack(self) -> None:
         """Everything reachable into one pack; the rest goes once it is older than the grace."""
         expiry = f"{int(time.time() - self.grace)} +0000" if self.grace else "now"
+        # Contents that a fetch left out are promised, not lost: without a promisor git would
+        # give up. It is never asked, since nothing here may use the network.
+        packs = self.store.folder / "objects" / "pack"
+        is_partial = any(path.suffix == ".promisor" for path in children(packs))
+        switches = promisor("file:///nowhere") if is_partial else ()
         self.store.git.run(
-            "repack", "-d", "--quiet",
+            *switches, "repack", "-d", "--quiet",
             "--cruft",  # what is unreachable but young stays, in a pack of its own
             f"--cruft-expiration={expiry}",
             "--no-write-bitmap-index",  # serves fetches from here, of which there are none
         )  # fmt: skip
-        self.store.git.run("prune", f"--expire={expiry}")
+        excluded = ("--exclude-promisor-objects",) if is_partial else ()
+        self.store.git.run(*switches, "prune", *excluded, f"--expire={expiry}")
 
 
 class _State(msgspec.Struct):

@@ -113,12 +113,6 @@ class ObjectReader:
         self._git = git
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> ObjectReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def get(self, name: str) -> tuple[str, str, bytes] | None:
         """Id, type and content of an object named by id or ref; None when there is none."""
         if self._process is None:
@@ -142,7 +136,7 @@ class ObjectReader:
         return oid, kind, data
 
     def close(self) -> None:
-        """End the process."""
+        """End the process; reading again starts another."""
         if self._process is not None:
             for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
                 if pipe is not None:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from overlay.apply import PatchedTree, apply_series
 from overlay.line import UPSTREAMS, Line, Upstream
 from overlay.lock import Lock, read_lock
-from overlay.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from overlay.source import Base, Sources
+    from overlay.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,6 @@ def _apply(
 ) -> Patched:
     known = lock.known_trees(upstream) if lock else {}
     base = sources.base(line, upstream, known)
-    store = Store(sources.cache, upstream)
+    store = sources.store(upstream)
     tree = apply_series(store, base.commit, line.series[upstream], use_states=use_states)
     return Patched(base=base, tree=tree, store=store)

@@ -56,14 +56,14 @@ def publish(
             write_atomic(stage / f"{name}{SUFFIX}", raw)
         write_atomic(stage / SERIES_FILE, series)
         _prove(stage, store, base, trees)
+        written: list[str] = []
+        if not (series or target.exists()):
+            return written
         target.mkdir(exist_ok=True)
-        written = []
         # Patches, then the series, then deletions: a kill between them leaves files that the
         # series doesn't list, or contents that the next export writes again.
         for name in (*(f"{name}{SUFFIX}" for name in files), SERIES_FILE):
             path = target / name
-            if not path.exists() and name == SERIES_FILE and not series:
-                continue
             if not path.exists() or path.read_bytes() != (stage / name).read_bytes():
                 (stage / name).replace(path)
                 written.append(name)

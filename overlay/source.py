@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlay.archive import Member, read_archive
 from overlay.diff import EXECUTABLE, REGULAR, SYMLINK
 from overlay.errors import GitError, SourceError, UnavailableError
-from overlay.index import fetch_release
-from overlay.line import PROJECTS, Line, Pin, Upstream
+from overlay.line import PROJECTS, File, Line, Pin, Upstream
 from overlay.paths import check_path, quote_path
 from overlay.store import (
     EPOCH,
@@ -32,6 +30,7 @@ from overlay.store import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from overlay.archive import Member
     from overlay.git import ObjectReader
     from overlay.patch import Patch
     from overlay.report import Reporter
@@ -87,6 +86,13 @@ class Sources:
     report: Reporter
     offline: bool = False
     choice: str | None = None
+    _stores: dict[Upstream, Store] = field(default_factory=dict, init=False, repr=False)
+
+    def store(self, upstream: Upstream) -> Store:
+        """The store of one upstream, one for the whole invocation."""
+        if upstream not in self._stores:
+            self._stores[upstream] = Store(self.cache, upstream)
+        return self._stores[upstream]
 
     def base(self, line: Line, upstream: Upstream, known: Mapping[str, str]) -> Base:
         """The base tree of one upstream, imported if need be.
@@ -97,7 +103,7 @@ class Sources:
             known: tree ids that a lock promises for this pin, and where.
         """
         pin = line.pin(upstream)
-        store = Store(self.cache, upstream)
+        store = self.store(upstream)
         wanted = _Wanted(line, upstream, pin, store, self)
         if self.choice is None:
             base = wanted.in_order()
@@ -111,7 +117,12 @@ class Sources:
 
     def release(self, line: Line, upstream: Upstream) -> Path:
         """The pinned upstream wheel, downloaded if need be; its hash is checked."""
-        file = line.pin(upstream).wheel
+        return self.fetch(upstream, line.pin(upstream).wheel)
+
+    def fetch(self, upstream: Upstream, file: File) -> Path:
+        """A release file of one upstream from the cache or the package index, checked."""
+        from overlay.index import fetch_release  # costs more than a warm apply in all
+
         return fetch_release(
             PROJECTS[upstream], file.file, file.sha256,
             cache=self.cache, offline=self.offline, report=self.report,
@@ -167,12 +178,11 @@ class _Wanted:
         """Base from the sdist: ``file`` (checked already), else from the package index."""
         ref = self._ref("archive", self.pin.sdist.sha256, *self.pin.generated)
         origin = self.pin.sdist.file
-        commit = self._find(ref)
+        commit = self.store.find(ref)
         if commit is None:
-            archive = file or fetch_release(
-                PROJECTS[self.upstream], self.pin.sdist.file, self.pin.sdist.sha256,
-                cache=self.how.cache, offline=self.how.offline, report=self.how.report,
-            )  # fmt: skip
+            from overlay.archive import read_archive
+
+            archive = file or self.how.fetch(self.upstream, self.pin.sdist)
             with self.how.report.progress(f"importing {origin}"):
                 commit = self._import(
                     read_archive(archive, generated=self.pin.generated), ref, self._promised()
@@ -185,7 +195,7 @@ class _Wanted:
         assert commit_id is not None  # noqa: S101 - callers looked
         ref = self._ref("git", commit_id)
         origin = f"{url} {commit_id}"
-        commit = self._find(ref)
+        commit = self.store.find(ref)
         if commit is None:
             if self.how.offline:
                 raise UnavailableError(
@@ -224,8 +234,7 @@ class _Wanted:
 
     def blobs(self, base: Commit, patches: Sequence[Patch], url: str) -> None:
         """Fetch the contents that the series touches and a partial clone lacks, all at once."""
-        with self.store.reader() as reader:
-            missing = sorted(_missing_blobs(reader, base.tree, patches))
+        missing = sorted(_missing_blobs(self.store.reader, base.tree, patches))
         if not missing:
             return
         if self.how.offline:
@@ -244,10 +253,6 @@ class _Wanted:
 
     def _promised(self) -> dict[str, str]:
         return {self.pin.tree: "the pin's 'tree'"} if self.pin.tree else {}
-
-    def _find(self, ref: str) -> Commit | None:
-        with self.store.reader() as reader:
-            return self.store.find(reader, ref)
 
     def _import(self, members: Iterator[Member], ref: str, promised: Mapping[str, str]) -> Commit:
         try:
@@ -276,8 +281,7 @@ class _Wanted:
                     why=error.why,
                     fix="check the pin's commit and repository, or use --source archive",
                 ) from None
-            with self.store.reader() as reader:
-                found = self.store.find(reader, fetched)
+            found = self.store.find(fetched)
             if found is None or found.commit != commit_id:
                 raise SourceError(f"{url} gave another commit than {commit_id}")
             if self.pin.tree not in (None, found.tree):
@@ -330,6 +334,8 @@ def fetch_objects(store: Store, url: str, ids: Sequence[str], report: Reporter) 
 
 def read_folder(folder: Path, *, generated: Sequence[str] = ()) -> Iterator[Member]:
     """Every file below a plain folder, in a fixed order, without ``generated`` ones."""
+    from overlay.archive import Member
+
     for path in sorted(folder.rglob("*")):
         name = os.fsencode(path.relative_to(folder).as_posix())
         text = os.fsdecode(name)

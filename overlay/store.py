@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,6 +59,9 @@ class Store:
         self.folder = cache / "stores" / f"{upstream}.git"
         self.states = cache / "states" / upstream
         self.git = Git(self.folder)
+        # One process for all reading, started when it is first needed; it ends with the store
+        self.reader = ObjectReader(self.git)
+        weakref.finalize(self, self.reader.close)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
@@ -67,19 +71,15 @@ class Store:
                 self._create()
             yield
 
-    def reader(self) -> ObjectReader:
-        """A reader of the store's objects."""
-        return ObjectReader(self.git)
-
     def exists(self) -> bool:
         """Whether anything was ever put here."""
         return (self.folder / "HEAD").exists()
 
-    def find(self, reader: ObjectReader, ref: str) -> Commit | None:
+    def find(self, ref: str) -> Commit | None:
         """The commit that a ref names, or None."""
         if not self.exists():
             return None
-        found = reader.get(ref)
+        found = self.reader.get(ref)
         if found is None or found[1] != "commit":
             return None
         return Commit(commit=found[0], tree=found[2][5:45].decode())

@@ -82,11 +82,10 @@ def _fuzz(patched: Patched, patch: Patch, finding: Finding, tree: str) -> str:
         },
         key=sum,
     )
-    with patched.store.reader() as reader:
-        stored = StoredTree(reader, tree)
-        for lead, trail in tries:
-            if lead + trail and _fits(patch, diff, _trimmed(hunk, lead, trail), stored):
-                return f"{lead} lines above and {trail} below"
+    stored = StoredTree(patched.store.reader, tree)
+    for lead, trail in tries:
+        if lead + trail and _fits(patch, diff, _trimmed(hunk, lead, trail), stored):
+            return f"{lead} lines above and {trail} below"
     return ""
 
 

@@ -106,19 +106,18 @@ def _refuse_build_inputs(
 
 def _changes(upstream: Upstream, patched: Patched, names: Collection[str]) -> list[Change]:
     changes = []
-    with patched.store.reader() as reader:
-        for effect in patched.tree.final().values():
-            ship = wheel_path(upstream, _plain(effect.path), names)
-            if not isinstance(ship, Shipped):
-                continue
-            if effect.blob == NO_BLOB:
-                if ship.name in names:  # a file that the series itself added is not there
-                    changes.append(Change(path=ship.name, data=None))
-                continue
-            blob = reader.get(effect.blob)
-            if blob is None:
-                raise SourceError(f"blob {effect.blob} of {effect.path} is missing from the store")
-            changes.append(Change(path=ship.name, data=blob[2], mode=int(effect.mode, 8)))
+    for effect in patched.tree.final().values():
+        ship = wheel_path(upstream, _plain(effect.path), names)
+        if not isinstance(ship, Shipped):
+            continue
+        if effect.blob == NO_BLOB:
+            if ship.name in names:  # a file that the series itself added is not there
+                changes.append(Change(path=ship.name, data=None))
+            continue
+        blob = patched.store.reader.get(effect.blob)
+        if blob is None:
+            raise SourceError(f"blob {effect.blob} of {effect.path} is missing from the store")
+        changes.append(Change(path=ship.name, data=blob[2], mode=int(effect.mode, 8)))
     return changes
 
 

@@ -1,5 +1,5 @@
-from overlay.patch import parse_patch
 from overlay.apply import apply_series
+from overlay.patch import parse_patch
 
 
 def test_something(upstream, store, import_base):

@@ -16,7 +16,9 @@ from filelock import FileLock
 from overlay.apply import apply_series
 from overlay.cache import BASES, DROPPED, GRACE, TIPS, Keep, collect, describe
 from overlay.patch import parse_patch
-from overlay.store import Store
+from overlay.report import Reporter
+from overlay.source import REMOTE, fetch_objects, promisor
+from overlay.store import EPOCH, IDENTITY, FastImport, Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,8 +56,8 @@ class Filled:
         return dict(line.split(" ") for line in out.decode().splitlines())
 
     def has(self, commit: str) -> bool:
-        with self.store.reader() as reader:
-            return reader.get(commit) is not None
+        reader = self.store.reader
+        return reader.get(commit) is not None
 
     def states(self) -> list[Path]:
         return sorted(self.store.states.glob("*.json"))
@@ -333,12 +335,12 @@ def test_many_applies_become_one_pack(filled: Filled) -> None:
 def test_a_reader_reads_on(filled: Filled) -> None:
     other = filled.apply(b"print(3)\n")
     filled.age(40 * 86400)
-    with filled.store.reader() as reader:
-        assert reader.get(filled.base.commit)
-        filled.collect()
-        filled.collect()
-        for name in (filled.tip, other, f"{filled.tip}^{{tree}}", f"{other}:a.py"):
-            assert reader.get(name), name
+    reader = filled.store.reader
+    assert reader.get(filled.base.commit)
+    filled.collect()
+    filled.collect()
+    for name in (filled.tip, other, f"{filled.tip}^{{tree}}", f"{other}:a.py"):
+        assert reader.get(name), name
 
 
 def test_it_waits_for_a_writer(filled: Filled) -> None:
@@ -379,3 +381,35 @@ def test_killed_in_the_middle_nothing_is_lost(filled: Filled, delay: float) -> N
     assert all(filled.has(commit) for commit in made)
     filled.store.git.run("fsck", "--strict")
     assert not [item for item in describe(filled.cache) if item.kind == "leftover"]
+
+
+def test_a_store_from_git_keeps_its_promises(  # type: ignore[no-untyped-def]
+    tmp_path: Path, upstream
+) -> None:
+    """Blobs that a partial clone lacks are promised, not lost; collecting knows that."""
+    upstream.git("config", "uploadpack.allowFilter", "true")
+    upstream.git("config", "uploadpack.allowAnySHA1InWant", "true")
+    commit = upstream.git("rev-parse", "HEAD").decode().strip()
+    store = Store(tmp_path / "cache", "vllm")
+    switches = promisor(upstream.path.as_uri())
+    fetch = (*switches, "fetch", "--quiet", "--no-tags", "--filter=blob:none", "--depth=1")
+    with store.writing():
+        fetched = f"{commit}:refs/overlay/fetched/{commit}"
+        store.git.run(*fetch, REMOTE, fetched, network=True)
+        with FastImport(store) as stream:
+            stream.commit(f"{BASES}git-x", parent=None, identity=IDENTITY, date=EPOCH, message="b")
+            stream.root(upstream.tree())
+            base = stream.made()
+    blob, other = upstream.git("rev-parse", "HEAD:a.py", "HEAD:pkg/long.py").decode().split()
+    keep = Keep(refs={"vllm": [f"{BASES}git-x"]})
+    for now in (blob, other):
+        with store.writing():
+            fetch_objects(store, upstream.path.as_uri(), [now], Reporter(quiet=True))
+        done = collect(store.folder.parent.parent, keep=keep, everything=True, grace=0)
+        assert done.repacked == ["vllm"]
+        reader = store.reader
+        assert reader.get(base.commit)
+        assert reader.get(base.tree)
+        assert reader.get(now)
+        assert (reader.get(other) is None) == (now == blob)
+    store.git.run(*switches, "fsck", "--strict")

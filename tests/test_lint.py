@@ -292,7 +292,7 @@ def test_broken_patches_are_faults_and_the_others_are_checked(line: Folder) -> N
     assert [c for c in codes if c[0] == "vllm/two.patch"] == [
         ("vllm/two.patch", "missing-trailer", 0),
         ("vllm/two.patch", "hunk-count", first + 5),
-        ("vllm/two.patch", "hunk-count", first + 11),
+        ("vllm/two.patch", "hunk-count", first + 13),
     ]
     assert ("vllm/other.patch", "subject", 4) in codes
     assert ("vllm/nothing.patch", "malformed", 1) in codes

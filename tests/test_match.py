@@ -72,6 +72,7 @@ LINES = [
     b"From 0 Mon", b"From: x", b"diff --git a/f b/f", b"\\ No newline at end of file", b"caf\xe9",
     b"\xc3\xa9", b"cr\r", b"\r", b"\t", b"index 1..2", b"GIT binary patch", b"---",
 ]  # fmt: skip
+ACTIONS = ["edit", "edit", "edit", "add", "delete", "chmod", "rename", "copy", "link"]
 PATHS = [
     b"f", b"g.py", b"dir", b"dir/g", b"dir/sub/h", b"f/in", b"with space", b"a b/a b", b'qu"ote',
     b"tab\t", b"caf\xc3\xa9", b"lat\xe9n", b"back\\slash", b"-dash", b"b/f",
@@ -126,7 +127,7 @@ def next_trees(draw: st.DrawFn, files: Files) -> Files:
         path = draw(st.sampled_from(sorted(made) or PATHS))
         mode, data = made.get(path, (MODES[0], b""))
         other = draw(st.sampled_from(PATHS))
-        action = draw(st.sampled_from(["edit", "edit", "edit", "add", "delete", "chmod", "rename", "copy", "link"]))
+        action = draw(st.sampled_from(ACTIONS))
         if action == "edit" and mode != LINK:
             made[path] = (mode, draw(edits(data)))
         elif action == "add":
@@ -237,19 +238,13 @@ def test_a_patch_is_merged_where_its_outcome_is(
 # --- one file, against git apply -----------------------------------------------------------
 
 
-def diff_of(old: bytes, new: bytes, context: int = 3) -> bytes:
+def diff_of(old: bytes, new: bytes) -> bytes:
     """A diff of ``f`` without ids, so that nothing but the lines can tell what is there."""
-    out = []
-    for line in difflib.diff_bytes(
-        lambda *a: difflib.unified_diff(*a, n=context),  # type: ignore[arg-type]
-        old.splitlines(keepends=True), new.splitlines(keepends=True), b"a/f", b"b/f",
-    ):  # fmt: skip
-        out.append(
-            line.rstrip() + b"\n" if line[:4] in (b"--- ", b"+++ ") and len(out) < 2 else line
-        )
-        if not line.endswith(b"\n"):
-            out.append(b"\n\\ No newline at end of file\n")
-    return b"diff --git a/f b/f\n" + b"".join(out)
+    sides = [text.decode("latin-1").splitlines(keepends=True) for text in (old, new)]
+    out = ["diff --git a/f b/f\n"]
+    for line in difflib.unified_diff(*sides, "a/f", "b/f"):
+        out.append(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n")
+    return "".join(out).encode("latin-1")
 
 
 def git_apply(folder: Path, diff: bytes, old: bytes) -> bytes | None:
@@ -264,10 +259,10 @@ def git_apply(folder: Path, diff: bytes, old: bytes) -> bytes | None:
 
 
 few = st.lists(st.sampled_from([b"a\n", b"b\n", b"c\n", b"}\n", b"\n"]), max_size=24)
+inserted = st.lists(st.sampled_from([b"a\n", b"x\n"]), max_size=3)
 places = st.lists(
-    st.tuples(st.integers(0, 30), st.integers(0, 3), st.lists(st.sampled_from([b"a\n", b"x\n"]), max_size=3)),
-    min_size=1, max_size=3,
-)  # fmt: skip
+    st.tuples(st.integers(0, 30), st.integers(0, 3), inserted), min_size=1, max_size=3
+)
 
 
 def edited(content: list[bytes], changes: list[tuple[int, int, list[bytes]]]) -> list[bytes]:

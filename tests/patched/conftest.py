@@ -14,11 +14,10 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
-
-from layers import make_config  # noqa: E402
-from vllm.config import set_current_vllm_config  # noqa: E402
+import pytest
+import torch
+from layers import make_config
+from vllm.config import set_current_vllm_config
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ its Python entry and its kernels do:
 import math
 
 import torch
-
 from reference import BYTES_PER_TOKEN, LATENT, unpack
 
 HEADS = (8, 16, 32, 64, 128)

@@ -11,14 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import numpy as np
-import torch
-
 import launcher
+import numpy as np
 import reference
-from ranks import model_parallel
+import torch
 import vllm.utils.flashinfer as vllm_flashinfer
 import vllm.utils.torch_utils as torch_utils
+from ranks import model_parallel
 from vllm.config import (
     CacheConfig,
     CompilationConfig,
@@ -26,7 +25,6 @@ from vllm.config import (
     ParallelConfig,
     SchedulerConfig,
     VllmConfig,
-    set_current_vllm_config,
 )
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.v1.attention.backend import CommonAttentionMetadata
@@ -232,7 +230,7 @@ class KVBProj(torch.nn.Module):
 
 
 def run_layer(
-    problem: Problem, config: VllmConfig, rank: int, world: int
+    problem: Problem, config: VllmConfig, rank: int, world: int, **layer_args: Any
 ) -> tuple[np.ndarray, list[dict[str, Any]]]:
     """This rank's ``[rows, heads / world * V]`` and the kernel calls it made.
 
@@ -260,10 +258,11 @@ def run_layer(
                 kv_lora_rank=512,
                 kv_b_proj=KVBProj(problem.w_uk[heads], problem.w_uv[heads]),
                 cache_config=config.cache_config,
-                prefix=f"model.layers.{len(launcher.calls)}.self_attn.attn",
+                prefix="model.layers.0.self_attn.attn",
                 attn_backend=FlashInferMLASparseSM120Backend,
                 use_sparse=True,
                 topk_indices_buffer=topk_buffer,
+                **layer_args,
             )
     finally:
         torch.set_default_dtype(torch.float32)

@@ -29,7 +29,6 @@ def _context() -> multiprocessing.context.BaseContext:
 def model_parallel(rank: int, world: int, dcp: int, rendezvous: str, config: Any) -> Iterator[None]:
     """vLLM's model parallel groups, over gloo, with ``tp == world``."""
     import torch
-
     from vllm.config import set_current_vllm_config
     from vllm.distributed import parallel_state
 

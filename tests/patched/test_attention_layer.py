@@ -1,10 +1,10 @@
 """The patched backend inside vLLM's own MLA attention layer, over DCP groups."""
 
 import functools
+from unittest import mock
 
 import numpy as np
 import pytest
-
 import ranks
 from layers import Batch, Problem, layers_on_rank, random_batch, run_layer
 
@@ -85,3 +85,13 @@ def test_one_rank_is_as_it_was(config, name):
     assert call["seq_lens"] is None
     assert call["lse"] is None
     assert call["return_lse"] is False
+
+
+def test_a_dense_prefill_backend_is_not_asked_for(config):
+    """Where one can be had, the layer must still take the top-k path."""
+    dense = mock.MagicMock(name="dense prefill backend")
+    problem = Problem(BATCHES["mixed"], heads=8)
+    out, calls = run_layer(problem, config, 0, 1, prefill_backend_cls=dense)
+    np.testing.assert_allclose(out, problem.expected(), atol=TOLERANCE, rtol=0)
+    assert not dense.called
+    assert len(calls) == 1

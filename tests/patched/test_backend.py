@@ -1,11 +1,10 @@
 """What the SM120 backend and implementation declare, allocate and refuse."""
 
-import pytest
-import torch
-
 import launcher
 import layers
+import pytest
 import ranks
+import torch
 from layers import TOPK, make_config, make_impl, patched_launcher
 from vllm.config import set_current_vllm_config
 from vllm.models.deepseek_v4.nvidia.flashinfer_sparse import (

@@ -6,12 +6,11 @@ Its kernels are compiled on the machine that serves, from these sources.
 import inspect
 import re
 
+import launcher
 import pytest
 from flashinfer.decode import trtllm_batch_decode_with_kv_cache_mla
 from flashinfer.jit import env
 from flashinfer.mla import _sparse_mla_sm120 as sparse
-
-import launcher
 
 PREFILL = (env.FLASHINFER_CSRC_DIR / "sparse_mla_sm120_prefill.cu").read_text()
 ENTRY = (env.FLASHINFER_CSRC_DIR / "sparse_mla_sm120.cu").read_text()

@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-import torch
-
 import reference
+import torch
 from vllm.v1.attention.backends.mla.sparse_utils import (
     triton_filter_and_convert_dcp_index,
 )

@@ -4,11 +4,10 @@ import math
 from types import SimpleNamespace
 from unittest import mock
 
-import pytest
-import torch
-
 import layers
+import pytest
 import ranks
+import torch
 from vllm.v1.attention.ops import dcp_utils
 
 

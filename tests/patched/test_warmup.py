@@ -4,9 +4,8 @@ import logging
 from types import SimpleNamespace
 
 import pytest
-import torch
-
 import ranks
+import torch
 from layers import make_config
 from vllm import SamplingParams
 from vllm.v1.core.kv_cache_manager import KVCacheManager
