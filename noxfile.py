@@ -31,7 +31,7 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
-    session.run("vllm-overlay", "lint", "--all", "--offline")
+    session.run("vllm-overlay", "lint")
 
 
 @nox.session

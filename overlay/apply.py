@@ -8,6 +8,7 @@ a change to patch k costs the patches from k on, and an unchanged series costs a
 from __future__ import annotations
 
 import hashlib
+import os
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -100,7 +101,7 @@ def apply_series(
     if len(done) == len(patches):
         return PatchedTree(base=base, patches=tuple(done))
     with store.writing(), FastImport(store) as stream:
-        made = _make(store.reader, stream, base, patches, done, f"refs/overlay/tip/{keys[-1]}")
+        made = _make(store.reader, stream, base, patches, done, tip_ref(base, patches))
     with machine_errors(store.states):
         store.states.mkdir(parents=True, exist_ok=True)
         for key, state in zip(keys[len(done) :], made, strict=True):
@@ -127,6 +128,12 @@ def refuse_bad(patched: PatchedTree, line: str, upstream: str) -> None:
     )
 
 
+def tip_ref(base: Commit, patches: Sequence[Patch]) -> str:
+    """The ref that keeps all states of one series on one base from being collected."""
+    keys = _state_keys(base, patches)
+    return f"refs/overlay/tip/{keys[-1] if keys else base.commit}"
+
+
 def _state_keys(base: Commit, patches: Sequence[Patch]) -> list[str]:
     keys = []
     key = f"{STATE_FORMAT} {base.commit}"
@@ -140,10 +147,10 @@ def _known(store: Store, keys: list[str]) -> list[Applied]:
     """States that were made before, from the first patch on without a gap."""
     found: list[Applied] = []
     for key in keys:
+        path = store.states / f"{key}.json"
         try:
-            state = msgspec.json.decode(
-                (store.states / f"{key}.json").read_bytes(), type=Applied, strict=True
-            )
+            state = msgspec.json.decode(path.read_bytes(), type=Applied, strict=True)
+            os.utime(path)  # 'cache gc' goes by last use
         except (OSError, msgspec.DecodeError):
             break
         found.append(msgspec.structs.replace(state, cached=True))

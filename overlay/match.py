@@ -204,7 +204,9 @@ def _is_merged(diff: FileDiff, tree: Tree) -> bool:
 
 
 def _are_there(diff: FileDiff, content: bytes) -> bool:
-    return bool(diff.hunks) and all(_places(content, hunk.new, hunk, 0) for hunk in diff.hunks)
+    return bool(diff.hunks) and all(
+        _places(content, hunk.new, hunk, 0, anywhere=True) for hunk in diff.hunks
+    )
 
 
 def _binary(diff: FileDiff, content: bytes) -> bytes:
@@ -266,8 +268,9 @@ def _place(content: bytes, hunk: Hunk, after: int, *, original: bool, moved: boo
             is no more likely than another place.
     """
     places = _places(content, hunk.old, hunk, after)
-    there = _places(content, hunk.new, hunk, 0)
+    there = _places(content, hunk.new, hunk, 0, anywhere=True)
     stated = max(hunk.old_start, 1)
+    strict = _places(content, hunk.new, hunk, 0).values()
     if not places:
         if there:
             line = next(iter(there))
@@ -284,25 +287,30 @@ def _place(content: bytes, hunk: Hunk, after: int, *, original: bool, moved: boo
             verdict=Verdict.CONFLICT, why=f"ambiguous: the context fits at lines {listed}"
         )
     start = places[line]
-    if there and not original:
-        # Repeated lines: this may be the wrong one of two places, or the change made already
-        return _Place(
-            verdict=Verdict.CONFLICT,
-            why=f"ambiguous: the context fits at line {line}, "
-            f"but the change may be there already, at line {next(iter(there))}",
-        )
+    end = start + len(hunk.old)
+    for twin, at in () if original else there.items():
+        # Repeated lines: this may be the wrong one of two places, or the change made already.
+        # Lines that stay when the rest of the hunk goes are no sign of that.
+        if at < start or at + len(hunk.new) > end or at in strict:
+            return _Place(
+                verdict=Verdict.CONFLICT,
+                why=f"ambiguous: the context fits at line {line}, "
+                f"but the change may be there already, at line {twin}",
+            )
     if line == stated:
         return _Place(verdict=Verdict.APPLIES, start=start)
     why = f"at line {line}, the patch says {stated}"
     return _Place(verdict=Verdict.OFFSET, start=start, why=why)
 
 
-def _places(content: bytes, wanted: bytes, hunk: Hunk, after: int) -> dict[int, int]:
+def _places(
+    content: bytes, wanted: bytes, hunk: Hunk, after: int, *, anywhere: bool = False
+) -> dict[int, int]:
     """Lines, each with its byte offset, where ``wanted`` stands as whole lines.
 
     By git's rules for strict context: a hunk at line 0 or 1 fits only the start of a file; one
     without context below its change only the end; one without any old line only an empty file.
-    ``after`` is the start of a line.
+    ``after`` is the start of a line. ``anywhere`` leaves start and end out of it.
     """
     if not wanted:
         return {} if content else {1: 0}
@@ -311,8 +319,8 @@ def _places(content: bytes, wanted: bytes, hunk: Hunk, after: int) -> dict[int, 
     for start in _line_starts(content, wanted, after):
         end = start + len(wanted)
         whole = wanted.endswith(b"\n") or end == len(content)
-        at_start = hunk.old_start > 1 or start == 0
-        at_end = hunk.trailing > 0 or end == len(content)
+        at_start = anywhere or hunk.old_start > 1 or start == 0
+        at_end = anywhere or hunk.trailing > 0 or end == len(content)
         if whole and at_start and at_end:
             line += content.count(b"\n", counted, start)
             counted = start

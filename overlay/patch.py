@@ -30,6 +30,7 @@ NAME_TRAILER = "Patch-Name"
 _TRAILER = re.compile(r"([A-Za-z][A-Za-z0-9-]*): (.*)\Z")
 _PREFIX = re.compile(r"\[[^\]]*PATCH[^\]]*\]\s*")
 _ADDRESS = re.compile(r"(.*?)\s*<([^<>]*)>\Z")
+_DATE = re.compile(r"(\w{3}, +)?\d{1,2} \w{3} \d{4} \d\d:\d\d:\d\d [+-]\d{4}\Z", re.ASCII)
 # The years that git takes: its tm_to_time_t() knows 1970 to 2099
 _DATES = range(4102444800)
 # Lines after which git would find another diff than the one that we read
@@ -281,10 +282,10 @@ def _decode(text: bytes, name: str, what: str) -> str:
 def _date(text: str, name: str) -> str:
     """Git's raw form of a mail's date."""
     try:
+        if not _DATE.match(text):  # what email.utils takes besides is guessed
+            raise ValueError("not as mails have it")
         when = email.utils.parsedate_to_datetime(text)
         if when.tzinfo is None:  # "-0000": a time in UTC whose zone is not told
-            if not text.endswith("-0000"):
-                raise ValueError("no time zone")
             when = when.replace(tzinfo=datetime.UTC)
         seconds = int(when.timestamp())
         zone = when.strftime("%z")

@@ -115,6 +115,11 @@ class Sources:
             wanted.blobs(base.commit, line.series[upstream], base.url)
         return base
 
+    def refs(self, line: Line, upstream: Upstream) -> list[str]:
+        """Refs that base commits of this pin have in the store, whatever they came from."""
+        pin = line.pin(upstream)
+        return list(_Wanted(line, upstream, pin, self.store(upstream), self).refs())
+
     def release(self, line: Line, upstream: Upstream) -> Path:
         """The pinned upstream wheel, downloaded if need be; its hash is checked."""
         return self.fetch(upstream, line.pin(upstream).wheel)
@@ -245,6 +250,13 @@ class _Wanted:
             )
         with self.store.writing():
             fetch_objects(self.store, url, missing, self.how.report)
+
+    def refs(self) -> Iterator[str]:
+        """Names of this pin's base commits, one a kind of source."""
+        yield self._ref("archive", self.pin.sdist.sha256, *self.pin.generated)
+        yield self._ref("path")
+        if self.pin.commit is not None:
+            yield self._ref("git", self.pin.commit)
 
     def _ref(self, kind: str, *identity: str) -> str:
         """Name of a base commit in the store: by everything that its making depends on."""

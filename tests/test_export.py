@@ -100,8 +100,8 @@ def test_a_patch_in_another_form_is_kept_while_it_says_and_does_the_same(desk: D
 def test_a_patch_at_other_lines_than_it_says_is_kept_in_an_untouched_series(desk: Desk) -> None:
     path = desk.series / "third.patch"
     raw = path.read_bytes()
-    assert raw.count(b"@@ -44,") == 1
-    path.write_bytes(raw.replace(b"@@ -44,", b"@@ -40,"))
+    assert raw.count(b"@@ -44,7 +44,8 @@") == 1
+    path.write_bytes(raw.replace(b"@@ -44,7 +44,8 @@", b"@@ -40,7 +40,8 @@"))
     before = desk.snapshot()
     assert desk.apply().patches[2].verdict == "offset"
     work = desk.checkout()

@@ -311,4 +311,6 @@ def test_a_patch_never_applies_to_what_holds_it(
     diff = diff_of(b"".join(old), b"".join(new))
     above, below = around
     for now in (new, [*above, *new], [*new, *below], [*above, *new, *below]):
+        if len(new) < len(old) and b"".join(old) in b"".join(now):
+            continue  # what was put around is what the patch deletes: the old file again
         assert not match(diff, {b"f": (MODES[0], b"".join(now))}).verdict.good

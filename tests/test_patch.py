@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from typing import TYPE_CHECKING
@@ -347,7 +348,9 @@ def test_any_damage_is_a_patch_error_at_worst(seed: int, rich_mail: bytes) -> No
         list(message_faults(patch))
         assert patch.trailers is not None
     except PatchError as error:
-        assert str(error).startswith("fix:")
+        name = str(error).partition(":")[0]
+        if name != "fix":
+            raise
     assert time.process_time() - started < 1
 
 
@@ -390,8 +393,6 @@ def test_any_header_is_a_patch_error_at_worst(header: str, value: str) -> None:
 )
 def test_no_input_takes_long(raw: bytes) -> None:
     started = time.process_time()
-    try:
+    with contextlib.suppress(PatchError):
         assert parse(raw).trailers is not None
-    except PatchError:
-        pass
     assert time.process_time() - started < 2

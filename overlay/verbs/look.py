@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from overlay.app import App, told_with, verb
-from overlay.errors import OverlayError, WheelError
+from overlay.errors import MachineError, OverlayError, WheelError
 
 if TYPE_CHECKING:
+    from overlay.cache import Keep
     from overlay.inspect import Inspection
     from overlay.line import Line, Pin, Upstream
     from overlay.patch import Patch
@@ -231,3 +233,112 @@ def _inspection_document(one: Inspection) -> dict[str, Any]:
         "effects": one.effects,
         "problems": [{"kind": p.kind, "path": p.path, "what": p.what} for p in one.problems],
     }
+
+
+@verb(
+    examples="""
+    vllm-overlay doctor
+    vllm-overlay doctor --online
+    """
+)
+@click.option("--online", is_flag=True, help="Also ask whether the package indexes answer.")
+def doctor(app: App, online: bool) -> None:
+    """Say what this machine lacks, and the remedy."""
+    from overlay.doctor import examine, is_fit
+
+    found = examine(app.cache, online=online)
+    document = {"verb": "doctor", "findings": [asdict(one) for one in found]}
+    fit = is_fit(found)
+    if app.report.as_json and fit:
+        app.report.json(document)
+    elif not app.report.as_json:
+        app.report.table(
+            ("what", "status", "found", "remedy", "for"),
+            [(one.name, one.status, one.what, one.fix, one.purpose) for one in found],
+        )
+    with told_with(app, document):
+        if not fit:
+            missing = [one for one in found if one.status == "missing"]
+            raise MachineError(
+                f"this machine lacks {', '.join(one.name for one in missing)}",
+                fix="; ".join(one.fix for one in missing if one.fix),
+            )
+
+
+@verb(
+    examples="""
+    vllm-overlay cache
+    vllm-overlay cache gc --dry-run
+    vllm-overlay cache gc --days 7
+    """
+)
+@click.argument("action", type=click.Choice(["list", "gc"]), default="list")
+@click.option("--dry-run", is_flag=True, help="gc: only say what would go.")
+@click.option("--days", type=float, default=30, show_default=True, help="gc: keep what is younger.")
+@click.option(
+    "--everything", is_flag=True, help="gc: drop all that no line here stands on, whatever its age."
+)
+def cache(app: App, action: str, dry_run: bool, days: float, everything: bool) -> None:
+    """List what is in the cache, or collect (gc) what no line needs."""
+    if action == "list":
+        _list_cache(app)
+        return
+    from overlay.cache import collect
+
+    done = collect(
+        app.cache, keep=_keep(app), days=days, everything=everything, dry_run=dry_run
+    )  # fmt: skip
+    if app.report.as_json:
+        document = asdict(done)
+        document["removed"] = [str(item.path) for item in done.removed]
+        app.report.json({"verb": "cache gc", "dry_run": dry_run, **document})
+        return
+    word = "would free" if dry_run else "freed"
+    app.report.table(
+        ("kind", "name", "bytes"),
+        [(item.kind, item.name, str(item.size or "")) for item in done.removed]
+        + [("ref", name, "") for name in done.dropped],
+    )
+    for name in done.busy:
+        app.report.say(f"left alone, another process holds it: {name}")
+    app.report.say(f"{word} {done.freed / 1e6:.1f} MB")
+
+
+def _list_cache(app: App) -> None:
+    from overlay.cache import describe
+
+    items = describe(app.cache)
+    if app.report.as_json:
+        rows = [{**asdict(item), "path": str(item.path)} for item in items]
+        app.report.json({"verb": "cache", "folder": str(app.cache), "items": rows})
+        return
+    app.report.table(
+        ("kind", "name", "MB", "detail"),
+        [
+            (i.kind, i.name, "" if i.size is None else f"{i.size / 1e6:.1f}", i.detail)
+            for i in items
+        ],
+    )
+    total = sum(item.size or 0 for item in items)
+    app.report.say(f"{app.cache}: {total / 1e6:.1f} MB")
+
+
+def _keep(app: App) -> Keep:
+    """What the lines at hand stand on; a line that can't be read stops the collection."""
+    from overlay.apply import tip_ref
+    from overlay.cache import Keep
+    from overlay.line import UPSTREAMS, find_lines
+
+    refs: dict[Upstream, set[str]] = {upstream: set() for upstream in UPSTREAMS}
+    downloads = set()
+    for name in find_lines(app.root):
+        line = app.line(name)
+        for upstream in UPSTREAMS:
+            store = app.sources.store(upstream)
+            for ref in app.sources.refs(line, upstream):
+                refs[upstream].add(ref)
+                if base := store.find(ref):
+                    refs[upstream].add(tip_ref(base, line.series[upstream]))
+            pin = line.pin(upstream)
+            downloads |= {pin.sdist.sha256, pin.wheel.sha256}
+    return Keep(refs=refs, downloads=downloads)

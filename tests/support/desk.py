@@ -14,7 +14,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from overlay.apply import PatchedTree, apply_series
 from overlay.archive import Member
@@ -73,7 +73,7 @@ class Work:
     home: Path
 
     def git(
-        self, *arguments: str, stdin: bytes = b"", ok: Sequence[int] = (0,), **env: str
+        self, *arguments: str, stdin: bytes = b"", ok: Sequence[int] = (0,), **env: Any
     ) -> bytes:
         clean = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
         clean |= {
@@ -113,7 +113,7 @@ class Work:
         assert old in data
         (self.path / name).write_bytes(data.replace(old, new, 1))
 
-    def commit(self, message: str, files: Mapping[str, File] | None = None, **env: str) -> str:
+    def commit(self, message: str, files: Mapping[str, File] | None = None, **env: Any) -> str:
         self.write(files or {})
         self.git("add", "--all", "--force")
         text = message.encode()
