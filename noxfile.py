@@ -61,6 +61,22 @@ def verify(session: nox.Session) -> None:
     session.run("vllm-overlay", "verify", line, *options)
 
 
+@nox.session(name="wheel-peers", default=False)
+def wheel_peers(session: nox.Session) -> None:
+    """Show that overlay wheels equal what the upstreams' own builds make (minutes)."""
+    _project(session, "test", "wheel-peers")
+    session.run("pytest", "-m", "real", "tests/test_wheel_real.py", *session.posargs)
+
+
+@nox.session(default=False)
+def benchmarks(session: nox.Session) -> None:
+    """Measure apply and wheel against git am, quilt and a plain copy (needs quilt)."""
+    _project(session)
+    session.run("vllm-overlay", "fetch", DEFAULT_LINE)
+    session.run("python", "benchmarks/apply.py", DEFAULT_LINE)
+    session.run("python", "benchmarks/wheel_copy.py", *session.posargs)
+
+
 def _wheels(session: nox.Session, line: str) -> list[str]:
     from pathlib import Path
 

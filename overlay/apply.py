@@ -7,6 +7,7 @@ a change to patch k costs the patches from k on, and an unchanged series costs a
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from overlay.patch import Patch
 
 # Changes whenever a state could come out differently from the same patches.
-STATE_FORMAT = 1
+STATE_FORMAT = 2
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,9 +151,10 @@ def _known(store: Store, keys: list[str]) -> list[Applied]:
         path = store.states / f"{key}.json"
         try:
             state = msgspec.json.decode(path.read_bytes(), type=Applied, strict=True)
-            os.utime(path)  # 'cache gc' goes by last use
         except (OSError, msgspec.DecodeError):
             break
+        with contextlib.suppress(OSError):  # a cache that is read-only still answers
+            os.utime(path)  # 'cache gc' goes by last use
         found.append(msgspec.structs.replace(state, cached=True))
     # The objects may have gone with the store; ask for the newest, which holds all older ones
     while found and store.find(found[-1].commit) != Commit(

@@ -53,7 +53,8 @@ _FORMAT = (
 # Nor may an attribute choose how a file is compared or how its hunks are headed.
 _ATTRIBUTES = ATTRIBUTES.rstrip(b"\n") + b" !diff !merge\n"
 
-_NAME_LINE = re.compile(rf"{NAME_TRAILER}:[ \t]*(.*?)[ \t\r]*\Z", re.IGNORECASE)
+# A name wherever it stands in a message: squashing moves trailers into the middle
+NAME_LINE = re.compile(rf"{NAME_TRAILER}:[ \t]*(.*?)[ \t\r]*\Z", re.IGNORECASE)
 
 # In the checkout's git folder -> what is going on there
 _UNDER_WAY = {
@@ -91,7 +92,7 @@ class Draft:
     @property
     def names(self) -> list[str]:
         """Names that the message gives, each once."""
-        found = (_NAME_LINE.match(line) for line in self.lines)
+        found = (NAME_LINE.match(line) for line in self.lines)
         return list(dict.fromkeys(match[1].removesuffix(".patch") for match in found if match))
 
     @property
@@ -251,7 +252,7 @@ def _unnamed(lines: Sequence[str]) -> list[str]:
     kept: list[str] = []
     was_name = False
     for line in lines:
-        is_name = _NAME_LINE.match(line) is not None
+        is_name = NAME_LINE.match(line) is not None
         if is_name:
             was_name = True
             continue

@@ -18,7 +18,7 @@ from overlay.checkout import BASE_TAG, Record, git_folders, write_record
 from overlay.commits import Draft, Work, opened
 from overlay.errors import ExportError, PatchError
 from overlay.files import locked, machine_errors
-from overlay.line import SERIES_FILE, Line, Upstream
+from overlay.line import SERIES_FILE, Line, Upstream, read_series
 from overlay.match import Verdict, match_patch
 from overlay.patch import NAME, NAME_TRAILER, SUFFIX, Patch, message_faults, parse_patch
 from overlay.series import publish, series_text
@@ -73,7 +73,7 @@ def export(
     """Write the commits of the checkout at ``folder`` to the series of ``upstream``.
 
     Args:
-        line: as its folder says it now.
+        line: to be written to.
         upstream: whose series.
         folder: a checkout of that series.
         store: holds ``base``.
@@ -92,7 +92,8 @@ def export(
         _check_drafts(work, drafts, base)
         names, unnamed = _names(drafts)
         mails = [_Mail(*pair) for pair in zip(names, work.mails(drafts), strict=True)]
-        old = {patch.name: patch for patch in line.series[upstream]}
+        # Read again: another export may have held the lock until now
+        old = {patch.name: patch for patch in read_series(line.folder / upstream)}
         renamed = _renames(mails, old)
         before = old | {new: old[name] for name, new in renamed.items()}
         untouched = 0 if reformat else _untouched(drafts, names, old, store, base)

@@ -20,7 +20,7 @@ from overlay.errors import GitError, MachineError
 from overlay.files import write_atomic
 
 # GitPython looks for git when it is imported, and would raise; we say better what is missing.
-os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+os.environ["GIT_PYTHON_REFRESH"] = "quiet"
 import git
 
 if TYPE_CHECKING:

@@ -96,13 +96,10 @@ def match_patch(patch: Patch, tree: Tree) -> Outcome:
         if diff.kind in (Kind.DELETE, Kind.RENAME) and diff.old_path is not None
     }
     for diff in patch.files:
-        if diff.kind is Kind.DELETE and diff.old_path in added:
-            # A change of type: what counts is what comes in place of the old file
-            made_already = _is_merged(added[diff.old_path], tree)
-        else:
-            made_already = diff.path in removed and _is_merged(diff, tree)
-        if made_already:
-            findings.append(_finding(diff, Verdict.MERGED, "the file is there already"))
+        # A change of type is a deletion and an addition: what counts is what comes instead
+        retyped = added.get(diff.path) if diff.path in removed else None
+        if retyped is not None and _is_merged(retyped, tree):
+            findings.append(_finding(diff, Verdict.MERGED, "the new file is there already"))
             continue
         found, made = _match_file(diff, tree, removed)
         findings += found

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.apply import Applied, apply_series, refuse_bad
-from overlay.commits import format_mails
+from overlay.commits import NAME_LINE, format_mails
 from overlay.errors import LineError, MachineError, PatchError
 from overlay.files import locked, machine_errors, write_atomic
-from overlay.line import CODENAME, LINE_FILE, SERIES_FILE, UPSTREAMS, read_line
+from overlay.line import CODENAME, LINE_FILE, SERIES_FILE, UPSTREAMS, read_line, read_series
 from overlay.patch import NAME, NAME_TRAILER, SUFFIX, message_faults, parse_patch
 from overlay.series import publish, series_text
 
@@ -72,8 +72,9 @@ def new_line(root: Path, name: str, *, like: str) -> Path:
     folder = root / name
     if folder.exists():
         raise LineError(f"{root.name}/{name} exists already", fix="choose another name")
-    with machine_errors(root), tempfile.TemporaryDirectory(dir=root, prefix=".new-") as scratch:
-        new = Path(scratch) / name
+    new = root / f".new-{name}"
+    with machine_errors(root):
+        shutil.rmtree(new, ignore_errors=True)  # of a killed run
         new.mkdir()
         shutil.copyfile(template.folder / LINE_FILE, new / LINE_FILE)
         for upstream in UPSTREAMS:
@@ -119,7 +120,7 @@ def new_patch(
         raw = _mail(raw, name, subject, identity or _user())
     patch = parse_patch(raw, name=name)
     faults = list(message_faults(patch))
-    if patch.trailer(NAME_TRAILER):
+    if any(NAME_LINE.match(text) for text in patch.body.split("\n")):
         faults.append(f"'{NAME_TRAILER}:' is in the message; the name is an argument here")
     if faults:
         raise PatchError(f"{name}: {faults[0]}", why="\n".join(faults[1:]), fix="edit the message")
@@ -146,10 +147,15 @@ def _append(
     target = line.folder / upstream
     old = {each.name: each for each in line.series[upstream]}
     files = {name: each.raw for name, each in old.items()} | {patch.name: mail}
-    series = target / SERIES_FILE
-    text = series_text(series.read_text() if series.exists() else "", list(files), {})
     with locked(store.folder.with_suffix(".export.lock")), machine_errors(target):
-        publish(target, files, text.encode(), (), known=old, store=store, base=base, trees=trees)
+        if read_series(target) != line.series[upstream]:
+            raise LineError(f"the {upstream} series was changed meanwhile", fix="run it again")
+        series = target / SERIES_FILE
+        text = series.read_bytes().decode() if series.exists() else ""
+        publish(
+            target, files, series_text(text, list(files), {}).encode(), (),
+            known=old, store=store, base=base, trees=trees,
+        )  # fmt: skip
     return target / f"{patch.name}{SUFFIX}"
 
 

@@ -30,7 +30,7 @@ NAME_TRAILER = "Patch-Name"
 _TRAILER = re.compile(r"([A-Za-z][A-Za-z0-9-]*): (.*)\Z")
 _PREFIX = re.compile(r"\[[^\]]*PATCH[^\]]*\]\s*")
 _ADDRESS = re.compile(r"(.*?)\s*<([^<>]*)>\Z")
-_DATE = re.compile(r"(\w{3}, +)?\d{1,2} \w{3} \d{4} \d\d:\d\d:\d\d [+-]\d{4}\Z", re.ASCII)
+_DATE = re.compile(r"(\w{3}, +)?\d{1,2} \w{3} [1-9]\d{3} \d\d:\d\d:\d\d [+-]\d{4}\Z", re.ASCII)
 # The years that git takes: its tm_to_time_t() knows 1970 to 2099
 _DATES = range(4102444800)
 # Lines after which git would find another diff than the one that we read

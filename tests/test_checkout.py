@@ -18,6 +18,7 @@ from overlay.errors import (
     UnavailableError,
 )
 from overlay.report import Reporter
+from overlay.store import EPOCH, IDENTITY, FastImport
 from tests.support.desk import FILES, make_desk
 from tests.support.servers import git_server
 
@@ -210,6 +211,24 @@ def test_a_partial_store_whose_server_is_gone(desk: Desk) -> None:
         partial_store(desk, f"{server.url}/full.git")
     with pytest.raises(UnavailableError, match="lacks"):
         desk.checkout()
+
+
+def test_submodules_of_the_base_are_empty_folders(desk: Desk) -> None:
+    """A tree from git may name commits of other repositories; nobody has them."""
+    git = desk.store.git
+    listed = git.run("ls-tree", desk.base.tree) + b"160000 commit " + b"1" * 40 + b"\t3rdparty\n"
+    tree = git.run("mktree", "--missing", stdin=listed).decode().strip()
+    with desk.store.writing(), FastImport(desk.store) as stream:
+        stream.commit("refs/x", parent=None, identity=IDENTITY, date=EPOCH, message="base\n")
+        stream.root(tree)
+        desk.base = stream.made()
+    assert desk.base.tree == tree
+    work = desk.checkout()
+    assert list((work.path / "3rdparty").iterdir()) == []
+    assert work.git("status", "--porcelain") == b""
+    assert desk.export(work).kept == ("first", "second", "third")
+    work.git("rebase", "-q", "--force-rebase", BASE_TAG)
+    assert desk.export(work, reformat=True).tree == desk.apply().tree
 
 
 def test_record_that_is_no_record(desk: Desk) -> None:

@@ -495,6 +495,18 @@ def test_what_others_did_to_the_series_is_not_undone(desk: Desk) -> None:
     assert "third was added" in refused(desk, work)
 
 
+def test_a_series_that_was_changed_while_the_line_was_read(desk: Desk) -> None:
+    stale = desk.line()
+    one, two = desk.checkout(), desk.checkout()
+    one.amend(one.message().replace("Why", "How"))
+    two.amend(two.message().replace("Why", "Who"))
+    desk.export(one)
+    before = desk.snapshot()
+    with pytest.raises(ExportError, match="third was changed"):
+        export(stale, "vllm", two.path, desk.store, desk.base)
+    assert desk.snapshot() == before
+
+
 def test_an_unlisted_file_is_not_overwritten(desk: Desk) -> None:
     (desk.series / "extra.patch").write_text("mine")
     work = desk.checkout()
@@ -651,7 +663,7 @@ def test_series_text(
 # --- properties ----------------------------------------------------------------------------
 
 _PROPERTY = settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 _content = st.one_of(
     st.lists(st.sampled_from([b"a", b"b\r", b"\xff", b"", b"From x", b"-- ", b"diff --git"]))

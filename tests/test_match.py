@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import subprocess
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from overlay.apply import apply_series
+from overlay.errors import PatchError
 from overlay.match import Entry, Outcome, Verdict, match_patch
 from overlay.patch import parse_patch
 
@@ -314,3 +316,216 @@ def test_a_patch_never_applies_to_what_holds_it(
         if len(new) < len(old) and b"".join(old) in b"".join(now):
             continue  # what was put around is what the patch deletes: the old file again
         assert not match(diff, {b"f": (MODES[0], b"".join(now))}).verdict.good
+
+
+# --- where we are stricter than git, and where exactly as strict ---------------------------
+
+ONE = b"diff --git a/f b/f\n--- a/f\n+++ b/f\n@@ -3,5 +3,5 @@\n 3\n 4\n-5\n+five\n 6\n 7\n"
+
+
+def numbers(first: int, last: int) -> bytes:
+    return b"".join(b"%d\n" % number for number in range(first, last + 1))
+
+
+def verdict(diff: bytes, content: bytes, mode: int = MODES[0]) -> tuple[Verdict, str]:
+    outcome = match(diff, {b"f": (mode, content)})
+    return outcome.verdict, "; ".join(finding.why for finding in outcome.findings)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected", "why"),
+    [
+        (numbers(1, 9), Verdict.APPLIES, ""),
+        (b"new\n" + numbers(1, 9), Verdict.OFFSET, "at line 4, the patch says 3"),
+        (numbers(2, 9), Verdict.OFFSET, "at line 2, the patch says 3"),
+        (numbers(1, 9).replace(b"5", b"five"), Verdict.MERGED, "is there already, at line 3"),
+        (numbers(1, 9).replace(b"7\n", b"7 \n"), Verdict.CONFLICT, "line 3 is not in the file"),
+        (numbers(1, 9).replace(b"\n", b"\r\n"), Verdict.CONFLICT, "line 3 is not in the file"),
+        (numbers(1, 9).replace(b"5", b"V"), Verdict.CONFLICT, "line 3 is not in the file"),
+        (b"", Verdict.CONFLICT, "line 3 is not in the file"),
+    ],
+)
+def test_one_hunk(content: bytes, expected: Verdict, why: str, tmp_path: Path) -> None:
+    found, evidence = verdict(ONE, content)
+    assert found is expected
+    assert why in evidence
+    assert (git_apply(tmp_path, ONE, content) is not None) == expected.good
+
+
+def test_git_takes_the_nearest_of_several_places_and_we_refuse(tmp_path: Path) -> None:
+    content = b"new\n" + numbers(1, 9) + numbers(1, 9)
+    assert git_apply(tmp_path, ONE, content) is not None
+    assert verdict(ONE, content) == (
+        Verdict.CONFLICT,
+        "ambiguous: the context fits at lines 4, 13",
+    )
+
+
+def test_git_applies_where_the_change_may_be_made_already_and_we_refuse(tmp_path: Path) -> None:
+    content = numbers(1, 9).replace(b"5", b"five") + numbers(1, 9)
+    assert git_apply(tmp_path, ONE, content) is not None
+    assert (
+        "fits at line 12, but the change may be there already, at line 3"
+        in verdict(ONE, content)[1]
+    )
+
+
+def test_git_takes_another_mode_and_we_refuse(tmp_path: Path) -> None:
+    diff = ONE.replace(b"--- a", b"index 1234567..89abcde 100644\n--- a")
+    (tmp_path / "f").touch()
+    (tmp_path / "f").chmod(0o755)
+    assert git_apply(tmp_path, diff, numbers(1, 9)) is not None
+    assert verdict(diff, numbers(1, 9), MODES[1]) == (
+        Verdict.CONFLICT,
+        "mode is 100755, the patch expects 100644",
+    )
+
+
+def test_git_cuts_a_line_end_that_the_context_lacks_and_we_refuse(tmp_path: Path) -> None:
+    diff = b"diff --git a/f b/f\n--- a/f\n+++ b/f\n@@ -1,2 +1,2 @@\n-1\n+one\n 2\n"
+    diff += b"\\ No newline at end of file\n"
+    assert git_apply(tmp_path, diff, b"1\n2") == b"one\n2"
+    assert git_apply(tmp_path, diff, b"1\n2\n") == b"one\n2"
+    assert verdict(diff, b"1\n2")[0] is Verdict.APPLIES
+    assert verdict(diff, b"1\n2\n")[0] is Verdict.CONFLICT
+
+
+def test_git_takes_hunks_out_of_order_and_we_refuse(tmp_path: Path) -> None:
+    first, second = b"@@ -1,2 +1,2 @@\n-1\n+one\n 2\n", b"@@ -8,2 +8,2 @@\n 8\n-9\n+nine\n"
+    head = b"diff --git a/f b/f\n--- a/f\n+++ b/f\n"
+    assert git_apply(tmp_path, head + second + first, numbers(1, 9)) is not None
+    with pytest.raises(PatchError, match="another place"):
+        match(head + second + first, {b"f": (MODES[0], numbers(1, 9))})
+    # in order, but each standing where the other should
+    content = numbers(8, 9) + b"x\n" + numbers(1, 2)
+    changed = (head + first + second).replace(b" 2\n@", b" 2\n 3\n@").replace(b"1,2", b"1,3")
+    assert not verdict(changed, content)[0].good
+
+
+def test_git_takes_a_blank_line_for_context_and_we_refuse(tmp_path: Path) -> None:
+    diff = b"diff --git a/f b/f\n--- a/f\n+++ b/f\n@@ -1,3 +1,3 @@\n-1\n+one\n\n 3\n"
+    assert git_apply(tmp_path, diff, b"1\n\n3\n") is not None
+    with pytest.raises(PatchError, match="ends early"):
+        match(diff, {})
+
+
+@pytest.mark.parametrize("content", [b"new\n" + numbers(1, 5), numbers(1, 5) + b"new\n"])
+def test_hunks_at_start_and_end_stay_there(content: bytes, tmp_path: Path) -> None:
+    start = b"diff --git a/f b/f\n--- a/f\n+++ b/f\n@@ -1,3 +1,4 @@\n+0\n 1\n 2\n 3\n"
+    end = b"diff --git a/f b/f\n--- a/f\n+++ b/f\n@@ -3,3 +3,4 @@\n 3\n 4\n 5\n+6\n"
+    for diff, moved in ((start, content.startswith(b"new")), (end, content.endswith(b"new\n"))):
+        assert (git_apply(tmp_path, diff, content) is None) == moved
+        assert verdict(diff, content)[0].good != moved
+
+
+def test_insertion_without_context_fits_nowhere(tmp_path: Path) -> None:
+    diff = b"diff --git a/f b/f\n--- a/f\n+++ b/f\n@@ -2,0 +3 @@\n+new\n"
+    assert not verdict(diff, numbers(1, 5))[0].good
+
+
+def test_evidence_hunk_by_hunk() -> None:
+    diff = ONE + b"@@ -13,3 +13,3 @@\n 13\n-14\n+fourteen\n 15\n"
+    content = numbers(1, 20).replace(b"14", b"fourteen")
+    outcome = match(diff, {b"f": (MODES[0], content)})
+    assert outcome.verdict is Verdict.PARTLY_MERGED
+    assert outcome.changes == {}
+    assert [(f.verdict, f.path, f.at) for f in outcome.findings] == [
+        (Verdict.APPLIES, "f", 9),
+        (Verdict.MERGED, "f", 16),
+    ]
+    content = numbers(1, 20).replace(b"14", b"XIV")
+    outcome = match(diff, {b"f": (MODES[0], content)})
+    assert outcome.verdict is Verdict.CONFLICT
+    assert "the context at line 13 is not in the file" in outcome.findings[1].why
+
+
+WHOLE = {
+    "addition": b"diff --git a/n b/n\nnew file mode 100644\n"
+    b"--- /dev/null\n+++ b/n\n@@ -0,0 +1 @@\n+x\n",
+    "empty addition": b"diff --git a/n b/n\nnew file mode 100644\nindex 0000000..e69de29\n",
+    "addition below": b"diff --git a/n/m b/n/m\nnew file mode 100644\nindex 0000000..e69de29\n",
+    "addition below a file": b"diff --git a/f/m b/f/m\nnew file mode 100644\n",
+    "deletion": b"diff --git a/f b/f\ndeleted file mode 100644\n"
+    b"--- a/f\n+++ /dev/null\n@@ -1 +0,0 @@\n-1\n",
+    "deletion of empty": b"diff --git a/f b/f\ndeleted file mode 100644\n",
+    "mode": b"diff --git a/f b/f\nold mode 100644\nnew mode 100755\n",
+    "rename": b"diff --git a/f b/n\nsimilarity index 100%\nrename from f\nrename to n\n",
+    "copy": b"diff --git a/f b/n\nsimilarity index 100%\ncopy from f\ncopy to n\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "files", "expected", "why"),
+    [
+        ("addition", {}, Verdict.APPLIES, ""),
+        ("addition", {b"n": b"x\n"}, Verdict.MERGED, "exists already"),
+        ("addition", {b"n": b"x"}, Verdict.CONFLICT, "exists already"),
+        ("addition", {b"n/m": b"x\n"}, Verdict.CONFLICT, "n is a folder"),
+        ("empty addition", {b"n": b""}, Verdict.MERGED, "exists already"),
+        ("empty addition", {b"n": b"x"}, Verdict.CONFLICT, "exists already"),
+        ("addition below", {b"n": b""}, Verdict.CONFLICT, "n is a file"),
+        ("addition below a file", {b"f": b""}, Verdict.CONFLICT, "f is a file"),
+        ("deletion", {b"f": b"1\n"}, Verdict.APPLIES, ""),
+        ("deletion", {}, Verdict.MERGED, "does not exist"),
+        ("deletion", {b"f": b"1\n2\n"}, Verdict.CONFLICT, "not in the file"),
+        ("deletion of empty", {b"f": b""}, Verdict.APPLIES, ""),
+        ("deletion of empty", {b"f": b"1\n"}, Verdict.CONFLICT, "holds more"),
+        ("mode", {b"f": b""}, Verdict.APPLIES, ""),
+        ("mode", {}, Verdict.CONFLICT, "does not exist"),
+        ("rename", {b"f": b"1"}, Verdict.APPLIES, ""),
+        ("rename", {b"n": b"1"}, Verdict.MERGED, "does not exist"),
+        ("rename", {b"f": b"1", b"n": b"1"}, Verdict.CONFLICT, "exists already"),
+        ("rename", {}, Verdict.CONFLICT, "does not exist"),
+        ("copy", {b"f": b"1"}, Verdict.APPLIES, ""),
+        ("copy", {b"f": b"1", b"n": b"1"}, Verdict.MERGED, "exists already"),
+        ("copy", {b"f": b"1", b"n": b"2"}, Verdict.CONFLICT, "exists already"),
+        ("copy", {b"n": b"1"}, Verdict.CONFLICT, "does not exist"),
+    ],
+)
+def test_whole_files(case: str, files: dict[bytes, bytes], expected: Verdict, why: str) -> None:
+    outcome = match(WHOLE[case], {path: (MODES[0], data) for path, data in files.items()})
+    assert outcome.verdict is expected
+    assert why in outcome.findings[0].why
+    assert bool(outcome.changes) == expected.good
+
+
+def test_mode_that_is_set_already() -> None:
+    assert verdict(WHOLE["mode"], b"", MODES[1])[0] is Verdict.MERGED
+
+
+def test_folder_and_file_change_places() -> None:
+    to_file = (WHOLE["deletion"] + WHOLE["addition"]).replace(b"/f", b"/d/f")
+    to_file = to_file.replace(b"a/n", b"a/d").replace(b"b/n", b"b/d")
+    outcome = match(to_file, {b"d/f": (MODES[0], b"1\n")})
+    assert outcome.changes == {b"d/f": None, b"d": Entry(mode=MODES[0], data=b"x\n")}
+    # another file keeps the folder
+    assert not match(to_file, {b"d/f": (MODES[0], b"1\n"), b"d/g": (MODES[0], b"")}).verdict.good
+    to_folder = WHOLE["deletion"] + WHOLE["addition"].replace(b"a/n", b"a/f/n").replace(
+        b"b/n", b"b/f/n"
+    )
+    assert match(to_folder, {b"f": (MODES[0], b"1\n")}).verdict is Verdict.APPLIES
+
+
+def test_binary_needs_the_very_file(arena: Repo) -> None:
+    old, new = b"\0" + bytes(range(256)) * 8, b"\0" + bytes(range(256)) * 8 + b"new"
+    history = [{b"f": (MODES[0], old)}, {b"f": (MODES[0], new)}]
+    commit = commit_all(arena, history, "refs/heads/made")[1].decode()
+    patch = parse_patch(arena.patch(commit), name="p")
+    assert patch.files[0].binary is not None
+    assert patch.files[0].binary.is_delta
+    outcomes = [
+        match_patch(patch, FakeTree({b"f": (MODES[0], data)})) for data in (old, new, old + b"x")
+    ]
+    assert [outcome.verdict for outcome in outcomes] == [
+        Verdict.APPLIES, Verdict.MERGED, Verdict.CONFLICT,
+    ]  # fmt: skip
+    assert outcomes[0].changes[b"f"] == Entry(mode=MODES[0], data=new)
+    assert "the patch expects" in outcomes[2].findings[0].why
+
+
+def test_repetition_takes_no_time() -> None:
+    diff = b"diff --git a/f b/f\n--- a/f\n+++ b/f\n@@ -9,3 +9,4 @@\n a\n a\n+b\n a\n"
+    started = time.process_time()
+    assert verdict(diff, b"a\n" * 300_000)[0] is Verdict.APPLIES
+    assert verdict(diff, b"a" * 3_000_000)[0] is Verdict.CONFLICT
+    assert time.process_time() - started < 2

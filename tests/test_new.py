@@ -97,6 +97,17 @@ def test_a_diff_that_does_not_apply_is_not_written(desk: Desk, work: Work) -> No
     assert desk.snapshot() == before
 
 
+def test_a_series_that_was_changed_while_the_line_was_read(desk: Desk, work: Work) -> None:
+    stale = desk.line()
+    path = desk.series / "third.patch"
+    path.write_bytes(path.read_bytes().replace(b"Why", b"Who"))
+    diff = work.git("diff", "--binary", "--full-index", "HEAD~1", "HEAD")
+    before = desk.snapshot()
+    with pytest.raises(LineError, match="changed meanwhile"):
+        new_patch(stale, "vllm", "x", diff, desk.store, desk.base, identity=IDENTITY)
+    assert desk.snapshot() == before
+
+
 @pytest.mark.parametrize(
     ("raw", "said"),
     [

@@ -2,8 +2,8 @@
 
 The fast half makes overlays of the real wheels. The slow half builds the same patched tree with
 the upstream's own backend, without a network, and compares member by member: that is the proof
-that an overlay is what a build would have made. It needs ``BUILD_REQUIREMENTS`` in the
-interpreter that runs the tests, which the nox session ``wheel-peers`` sees to.
+that an overlay is what a build would have made. It needs the dependency group
+``wheel-peers`` in the interpreter that runs the tests; the nox session of that name sees to it.
 """
 
 from __future__ import annotations
@@ -25,29 +25,19 @@ import pytest
 from overlay import distinfo, layout
 from overlay.index import fetch_release
 from overlay.inspect import inspect_wheel
-from overlay.line import PROJECTS, Pin, Settings, Upstream, read_toml
+from overlay.line import PROJECTS, Pin, Settings, Upstream, read_line, read_toml
+from overlay.pipeline import apply_line
 from overlay.report import Reporter
+from overlay.source import Sources
 from overlay.store import cache_folder
 from overlay.wheel import Change, flashinfer_build_meta, overlay_wheel, vllm_version_file
+from overlay.wheels import build_wheels
 from tests.support.wheels import canonical, effect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     Release = Callable[["Case", Literal["sdist", "wheel"]], Path]
-
-BUILD_REQUIREMENTS = (
-    "apache-tvm-ffi>=0.1.6,!=0.1.8,!=0.1.8.post0,<0.2",
-    "build",
-    "cmake>=3.26.1",
-    "jinja2",
-    "ninja",
-    "packaging>=24.2",
-    "setuptools==80.10.2",  # what made vLLM's wheel, and states itself in it
-    "setuptools-rust>=1.9.0",
-    "setuptools-scm>=8.0",
-    "wheel",
-)
 
 pytestmark = pytest.mark.real
 
@@ -69,6 +59,10 @@ class Case:
     @property
     def pin(self) -> Pin:
         return SETTINGS.vllm if self.upstream == "vllm" else SETTINGS.flashinfer
+
+    @property
+    def commit(self) -> str:
+        return self.pin.commit_text
 
 
 VLLM = Case(
@@ -178,7 +172,7 @@ def overlay(case: Case, wheel: Path, root: Path, out: Path) -> Path:
         requirements={name: f"{name}{text}+{local}" for name, text in case.requirements.items()},
         record=record,
         rewrites={
-            case.version_file: lambda data: case.rewrite(data, version, case.pin.commit_text)
+            case.version_file: lambda data: case.rewrite(data, version, case.commit)
         },
         report=Reporter(quiet=True),
     )
@@ -302,10 +296,18 @@ def test_flashinfer_equals_its_own_build(release: Release, tmp_path: Path) -> No
     patch_tree(root, case)
     ours = overlay(case, release(case, "wheel"), root, tmp_path / "ours")
     assert inspect_wheel(ours).problems == ()
+    check_flashinfer_peer(ours, build_flashinfer(root, tmp_path / "peer", _version(ours)))
+
+
+def build_flashinfer(root: Path, out: Path, version: str) -> Path:
+    """FlashInfer's own build of the tree at ``root`` (an unpacked sdist, patched)."""
     # outside of a git tree the backend keeps the version file that it finds
-    meta = root / case.version_file
-    meta.write_bytes(case.rewrite(meta.read_bytes(), ours.name.split("-")[1], case.pin.commit_text))
-    peer = build(root, tmp_path / "peer", {"BUILD_NVEP": "0", "FLASHINFER_BUILD_NO_PIP": "1"})
+    meta = root / FLASHINFER.version_file
+    meta.write_bytes(flashinfer_build_meta(meta.read_bytes(), version, FLASHINFER.commit))
+    return build(root, out, {"BUILD_NVEP": "0", "FLASHINFER_BUILD_NO_PIP": "1"})
+
+
+def check_flashinfer_peer(ours: Path, peer: Path) -> None:
     assert peer.name == ours.name
     assert differing(ours, peer) == {
         "dist-info/overlay.json",  # ours alone
@@ -344,7 +346,7 @@ def test_what_flashinfer_says_to_the_version_at_import(release: Release, tmp_pat
         own = {"PYTHONPATH": str(root), "HOME": str(tmp_path), **env}
         return subprocess.run(argv, env=own, capture_output=True, text=True, check=False)
 
-    version = wheel.name.split("-")[1]
+    version = _version(wheel)
     # kernels that were compiled from other sources are out of reach
     assert f"/flashinfer/{version}/120a" in ask().stdout
     for companion, stated in (
@@ -369,34 +371,66 @@ TORCH = {
 }
 
 
-@pytest.mark.slow
-def test_vllm_equals_its_own_precompiled_build(release: Release, tmp_path: Path) -> None:
-    case = VLLM
-    root = unpack(release(case, "sdist"), tmp_path / "tree")
+def build_vllm(root: Path, out: Path, wheel: Path, version: str, commit: str) -> Path:
+    """vLLM's own precompiled build of the tree at ``root`` (an unpacked sdist, patched)."""
     shutil.rmtree(root / "vllm.egg-info")
     for generated in ("setup.cfg", "PKG-INFO", "vllm/_version.py"):
         (root / generated).unlink()
-    patch_tree(root, case)
     # what git tracks is what setuptools-scm has the wheel hold
     for verb in (("init", "--quiet"), ("add", "--force", "--all"), ("commit", "--quiet", "-mx")):
         who = ("-c", "user.name=x", "-c", "user.email=x@example.invalid")
         own = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
         subprocess.run(("git", "-C", str(root), *who, *verb), check=True, env=own)
-    fake = tmp_path / "fake-torch"
+    fake = out.with_name("fake-torch")
     for path, text in TORCH.items():
         (fake / path).parent.mkdir(parents=True, exist_ok=True)
         (fake / path).write_text(text)
+    env = {
+        "PYTHONPATH": str(fake),
+        "SETUPTOOLS_SCM_PRETEND_METADATA": f'{{node="g{commit[:9]}"}}',
+        "VLLM_PRECOMPILED_WHEEL_LOCATION": str(wheel),
+        "VLLM_USE_PRECOMPILED": "1",
+        "VLLM_VERSION_OVERRIDE": version,
+    }
+    return build(root, out, env, "-C--build-option=--py-limited-api=cp38")
+
+
+@pytest.mark.slow
+def test_vllm_equals_its_own_precompiled_build(release: Release, tmp_path: Path) -> None:
+    case = VLLM
+    root = unpack(release(case, "sdist"), tmp_path / "tree")
+    patch_tree(root, case)
     wheel = release(case, "wheel")
     ours = overlay(case, wheel, root, tmp_path / "ours")
     assert inspect_wheel(ours).problems == ()
-    env = {
-        "PYTHONPATH": str(fake),
-        "SETUPTOOLS_SCM_PRETEND_METADATA": f'{{node="g{case.pin.commit_text[:9]}"}}',
-        "VLLM_PRECOMPILED_WHEEL_LOCATION": str(wheel),
-        "VLLM_USE_PRECOMPILED": "1",
-        "VLLM_VERSION_OVERRIDE": ours.name.split("-")[1],
-    }
-    peer = build(root, tmp_path / "peer", env, "-C--build-option=--py-limited-api=cp38")
+    check_vllm_peer(ours, build_vllm(root, tmp_path / "peer", wheel, _version(ours), case.commit))
+
+
+@pytest.mark.slow
+def test_infernal_equals_the_upstreams_own_builds(release: Release, tmp_path: Path) -> None:
+    """The line itself: our wheels, and what the upstreams' builds make of the same trees."""
+    line = read_line(ROOT / "patches", "infernal")
+    sources = Sources(cache=cache_folder(), report=Reporter(quiet=True))
+    patched = apply_line(line, sources)
+    built = build_wheels(line, patched, sources, tmp_path / "ours", Reporter(quiet=True))
+    ours = {one.upstream: one.path for one in built}
+    trees = {}
+    for case in (VLLM, FLASHINFER):
+        trees[case.upstream] = root = unpack(release(case, "sdist"), tmp_path / case.upstream)
+        state = patched[case.upstream]
+        for effect_ in state.tree.final().values():
+            blob = state.store.reader.get(effect_.blob)
+            assert blob, "no patch of the line deletes a file"
+            (root / effect_.path).write_bytes(blob[2])
+    wheel = release(VLLM, "wheel")
+    version = _version(ours["vllm"])
+    peer = build_vllm(trees["vllm"], tmp_path / "peer-vllm", wheel, version, VLLM.commit)
+    check_vllm_peer(ours["vllm"], peer)
+    peer = build_flashinfer(trees["flashinfer"], tmp_path / "peer-fi", _version(ours["flashinfer"]))
+    check_flashinfer_peer(ours["flashinfer"], peer)
+
+
+def check_vllm_peer(ours: Path, peer: Path) -> None:
     assert differing(ours, peer) == {
         "dist-info/overlay.json",  # ours alone
         "dist-info/RECORD",  # lists it
@@ -404,6 +438,10 @@ def test_vllm_equals_its_own_precompiled_build(release: Release, tmp_path: Path)
     }
     changed = _lines(ours, "METADATA") ^ _lines(peer, "METADATA")
     assert {line.partition("==")[0] for line in changed} == {"Requires-Dist: flashinfer-python"}
+
+
+def _version(wheel: Path) -> str:
+    return wheel.name.split("-")[1]
 
 
 def _lines(wheel: Path, name: str) -> set[str]:
