@@ -20,6 +20,7 @@ from overlay.apply import refuse_bad
 from overlay.errors import ExportError, GitError, LineError, MachineError, UnavailableError
 from overlay.files import machine_errors, write_atomic
 from overlay.line import Upstream
+from overlay.source import fetch_objects
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,6 +89,7 @@ def checkout(
     report: Reporter,
     *,
     at: str | None = None,
+    url: str = "",
     offline: bool = False,
 ) -> Checkout:
     """Make ``folder`` a git repository with the patches of one series as commits.
@@ -100,7 +102,9 @@ def checkout(
         folder: must not exist, or be empty. It appears complete or not at all.
         report: for progress.
         at: stop after this patch; ``overlay-base`` stops before the first.
-        offline: don't fetch what a partial store lacks.
+        url: the repository that the base came from, if it did (``Base.url``): a store from
+            git holds trees, and only the files that were asked for.
+        offline: don't fetch what the store lacks.
 
     Raises:
         MachineError: the folder is in use, or can't be written.
@@ -122,14 +126,17 @@ def checkout(
         (git_folder / "info").mkdir(exist_ok=True)
         (git_folder / "info" / "attributes").write_bytes(ATTRIBUTES)
         with report.progress(f"copying the objects of {line.name} {upstream}"):
-            _copy_objects(store, commit, git_folder, report, offline=offline)
+            _copy_objects(store, commit, git_folder, report, url=url, offline=offline)
         refs = (
             f"create refs/tags/{BASE_TAG} {patched.base.commit}\n"
             f"create refs/heads/{line.name} {commit}\n"
         )
         store.git.run("update-ref", "--stdin", env=env, stdin=refs.encode())
         with report.progress(f"writing {folder}"):
-            store.git.run("read-tree", "-m", "-u", commit, env=env)
+            # One writer a core: 6600 files are bound by the system, not by git
+            store.git.run(
+                "-c", "checkout.workers=0", "read-tree", "-m", "-u", commit, env=env
+            )  # fmt: skip
         patches = {patch.name: patch.sha256 for patch in line.series[upstream]}
         write_record(
             git_folder,
@@ -230,7 +237,7 @@ def _runs(pid: str) -> bool:
 
 
 def _copy_objects(
-    store: Store, commit: str, git_folder: Path, report: Reporter, *, offline: bool
+    store: Store, commit: str, git_folder: Path, report: Reporter, *, url: str, offline: bool
 ) -> None:
     """Pack everything that ``commit`` needs into the checkout.
 
@@ -254,7 +261,7 @@ def _copy_objects(
         missing = _missing(store, commit)
         if not missing:
             raise
-        _fetch(store, missing, report, offline=offline)
+        _fetch(store, missing, report, url=url, offline=offline)
         pack()
 
 
@@ -265,27 +272,18 @@ def _missing(store: Store, commit: str) -> list[str]:
     return [line[1:] for line in listed.splitlines() if line.startswith("?")]
 
 
-def _fetch(store: Store, missing: list[str], report: Reporter, *, offline: bool) -> None:
-    """Get files that a partial store lacks from the servers that promised them, all at once."""
-    out = store.git.run("config", "--null", "--get-regexp", r"^remote\..*\.promisor$", ok=(0, 1))
-    remotes = [entry.split("\n")[0].split(".")[1] for entry in out.decode().split("\0")[:-1]]
-    why = "--offline forbids to fetch them" if offline else "no remote of the store promises them"
-    wanted = "\n".join(missing).encode() + b"\n"
-    for remote in [] if offline else remotes:
+def _fetch(store: Store, missing: list[str], report: Reporter, *, url: str, offline: bool) -> None:
+    """Get files that a partial store lacks from the repository that promised them."""
+    why = "--offline forbids to fetch them" if offline else "no repository promised them"
+    if url and not offline:
         try:
-            with store.writing(), report.progress(f"fetching {len(missing)} files"):
-                # As git itself fetches what is missing: say nothing of what we have, since the
-                # server would then take the contents of those trees for known
-                store.git.run(
-                    "-c", "fetch.negotiationAlgorithm=noop", "fetch", "--quiet", "--no-tags",
-                    "--no-write-fetch-head", "--recurse-submodules=no", "--filter=blob:none",
-                    "--stdin", remote, stdin=wanted, network=True,
-                )  # fmt: skip
+            with store.writing():
+                fetch_objects(store, url, missing, report)
             return
         except GitError as error:
             why = error.why
     raise UnavailableError(
-        f"the store lacks {len(missing)} files of this tree",
-        why=f"it holds trees only, and {why}" if offline or not remotes else why,
+        f"the store lacks the contents of {len(missing)} files of this tree",
+        why=why,
         fix="check out while online, or use --source archive",
     )

@@ -50,7 +50,8 @@ _FORMAT = (
     "--numbered-files",  # names without a subject in them
 )
 
-# Nor may an attribute choose how a file is compared or how its hunks are headed.
+# Nor may an attribute choose how a file is compared or how its hunks are headed. Git 2.43 to 2.45
+# read them from HEAD's tree even in a bare repository.
 _ATTRIBUTES = ATTRIBUTES.rstrip(b"\n") + b" !diff !merge\n"
 
 # A name wherever it stands in a message: squashing moves trailers into the middle

@@ -202,7 +202,7 @@ class _Parser:
             raise self._fail(f"can't tell the paths of this diff: {error}", at=at) from None
         binary = self._binary()
         hunks: list[Hunk] = []
-        while binary is None and self._peek().startswith(b"@@ "):
+        while b"+++" in extended and self._peek().startswith(b"@@ "):
             hunks.append(self._hunk())
         index = extended.get(b"index")
         mode = _mode(extended.get(b"index mode"))
@@ -230,7 +230,7 @@ class _Parser:
         while line := self._peek():
             bare = line.rstrip(b"\n")
             key = next((key for key in keys if bare.startswith(key + b" ")), None)
-            if key in found or bare[:3] in found:
+            if key in found:
                 raise self._fail(f"{bare[:60]!r} is said a second time")
             if key is not None:
                 found[key] = bare[len(key) + 1 :]
@@ -240,11 +240,22 @@ class _Parser:
                     raise self._fail(f"malformed index line {bare[:80]!r}")
                 found[b"index"] = match[1] + b".." + match[2]
                 found[b"index mode"] = match[3] or b""
-            elif bare.startswith((b"--- ", b"+++ ")):
-                found[bare[:3]] = bare[4:]
+            elif bare.startswith(b"--- "):
+                return found | self._sides()
             else:
                 break
             self._at += 1
+        return found
+
+    def _sides(self) -> dict[bytes, bytes]:
+        found = {}
+        for sign in (b"---", b"+++"):
+            if not self._peek().startswith(sign + b" "):
+                raise self._fail(f"no '{sign.decode()}' line")
+            found[sign] = self._peek().rstrip(b"\n")[4:]
+            self._at += 1
+        if not self._peek().startswith(b"@@ "):
+            raise self._fail("no hunk below '---' and '+++'")
         return found
 
     def _kind(self, extended: dict[bytes, bytes], at: int) -> Kind:

@@ -19,9 +19,17 @@ from typing import TYPE_CHECKING, Any
 from overlay.errors import GitError, MachineError
 from overlay.files import write_atomic
 
-# GitPython looks for git when it is imported, and would raise; we say better what is missing.
-os.environ["GIT_PYTHON_REFRESH"] = "quiet"
-import git
+# GitPython runs git when it is imported: with the user's configuration, and with an ImportError
+# when that git is broken. Give it none; every call here names the program.
+_given = {key: os.environ.get(key) for key in ("GIT_PYTHON_REFRESH", "GIT_PYTHON_GIT_EXECUTABLE")}
+os.environ.update(GIT_PYTHON_REFRESH="quiet", GIT_PYTHON_GIT_EXECUTABLE=os.devnull)
+try:
+    import git
+finally:
+    for _key, _value in _given.items():
+        del os.environ[_key]
+        if _value is not None:
+            os.environ[_key] = _value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -148,7 +156,13 @@ class ObjectReader:
 
 def git_version() -> tuple[int, ...]:
     """Version of the git on the PATH, as numbers."""
-    out = subprocess.run((_git(), "version"), capture_output=True, check=False).stdout
+    with _unsealed_variables_removed():
+        env = {**os.environ, **_sealed(network=False)}
+    command = (_git(), "version")
+    try:
+        out = subprocess.run(command, capture_output=True, check=False, env=env).stdout
+    except OSError as error:
+        raise MachineError(f"can't run {_git()}: {error.strerror}", fix="install git") from None
     found = re.search(rb"(\d+)\.(\d+)(?:\.(\d+))?", out)
     if found is None:
         raise MachineError(f"{_git()} does not say its version", fix="install git")

@@ -32,12 +32,12 @@ LINE_FILE, LOCK_FILE, SERIES_FILE = "line.toml", "lock.toml", "series"
 _T = TypeVar("_T")
 CODENAME = re.compile(r"[a-z][a-z0-9]*\Z")
 
-_Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$", description="SHA-256, 64 hex digits")]
-_Id = Annotated[str, Meta(pattern=r"^[0-9a-f]{40}$", description="git id, 40 hex digits")]
-_Abbreviation = Annotated[str, Meta(pattern=r"^[0-9a-f]{7,39}$")]
-_Version = Annotated[str, Meta(pattern=r"^[0-9][0-9A-Za-z.!]*$")]
-_Specifier = Annotated[str, Meta(pattern=r"^(==|>=|<=|!=|~=|<|>)[0-9][0-9A-Za-z.,<>=!~*]*$")]
-_Arch = Annotated[str, Meta(pattern=r"^[0-9]{1,2}\.[0-9][af]?$", description="such as 12.0a")]
+_Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="SHA-256, 64 hex digits")]
+_Id = Annotated[str, Meta(pattern=r"^[0-9a-f]{40}\Z", description="git id, 40 hex digits")]
+_Abbreviation = Annotated[str, Meta(pattern=r"^[0-9a-f]{7,39}\Z")]
+_Version = Annotated[str, Meta(pattern=r"^[0-9][0-9A-Za-z.!]*\Z")]
+_Specifier = Annotated[str, Meta(pattern=r"^(==|>=|<=|!=|~=|<|>)[0-9][0-9A-Za-z.,<>=!~*]*\Z")]
+_Arch = Annotated[str, Meta(pattern=r"^[0-9]{1,2}\.[0-9][af]?\Z", description="such as 12.0a")]
 
 
 class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -47,7 +47,7 @@ class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 class File(Strict, frozen=True):
     """A release file on a package index: its name and the SHA-256 of its bytes."""
 
-    file: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
+    file: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*\Z")]
     sha256: _Sha256
 
 
@@ -69,12 +69,12 @@ class Pin(Strict, frozen=True):
     """
 
     version: _Version
-    repository: Annotated[str, Meta(pattern=r"^(https?|ssh|git|file)://[^\s-][^\s]*$")]
+    repository: Annotated[str, Meta(pattern=r"^(https?|ssh|git|file)://[^\s-][^\s]*\Z")]
     sdist: File
     wheel: File
     commit: _Id | None = None
     abbreviation: _Abbreviation | None = None
-    tag: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")] | None = None
+    tag: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*\Z")] | None = None
     tree: _Id | None = None
     sources: tuple[SourceKind, ...] = ("archive", "git")
     generated: tuple[str, ...] = ()
@@ -121,7 +121,7 @@ class Settings(Strict, frozen=True):
 
     format: Literal[1]
     summary: str
-    python: tuple[Annotated[str, Meta(pattern=r"^3\.[0-9]{1,2}$")], ...]
+    python: tuple[Annotated[str, Meta(pattern=r"^3\.[0-9]{1,2}\Z")], ...]
     torch: _Version
     cuda: _Version
     architectures: tuple[_Arch, ...]

@@ -209,7 +209,9 @@ class FastImport:
 
     def _failure(self, err: bytes) -> GitError | MachineError:
         why = err.decode(errors="replace").strip()
-        if "No space left" in why or "Read-only" in why or "Permission denied" in why:
+        # "Out of diskspace" is what git says of a write that was cut short
+        signs = ("No space left", "Out of diskspace", "Read-only", "Permission denied")
+        if any(sign in why for sign in signs):
             return MachineError(
                 f"can't write to {self._store.folder}",
                 why=why.splitlines()[0],

@@ -56,8 +56,8 @@ class Filled:
         return dict(line.split(" ") for line in out.decode().splitlines())
 
     def has(self, commit: str) -> bool:
-        reader = self.store.reader
-        return reader.get(commit) is not None
+        self.store.reader.close()  # a process that runs on may still see removed packs
+        return self.store.reader.get(commit) is not None
 
     def states(self) -> list[Path]:
         return sorted(self.store.states.glob("*.json"))

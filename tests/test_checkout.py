@@ -18,6 +18,7 @@ from overlay.errors import (
     UnavailableError,
 )
 from overlay.report import Reporter
+from overlay.source import REMOTE, promisor
 from overlay.store import EPOCH, IDENTITY, FastImport
 from tests.support.desk import FILES, make_desk
 from tests.support.servers import git_server
@@ -175,42 +176,35 @@ def test_bad_patches_are_refused_unless_after_the_wanted_state(desk: Desk) -> No
     assert (desk.checkout(at="second").path / "a.py").exists()
 
 
-def partial_store(desk: Desk, url: str) -> str:
-    """Make the desk's store hold trees only, promised by ``url``; the base commit."""
-    full = desk.store.folder
-    commit = desk.base.commit
-    shutil.move(full, full.with_name("full.git"))
+def make_partial(desk: Desk, url: str) -> None:
+    """Make the desk's store hold trees only, as a source from git does."""
+    desk.store.reader.close()
+    desk.store.folder.rename(desk.store.folder.with_name("full.git"))
+    (desk.series / "series").write_text("")
+    ref = "refs/overlay/base/demo"
     with desk.store.writing():
-        git = desk.store.git
-        for key, value in (("url", url), ("promisor", "true"), ("partialclonefilter", "blob:none")):
-            git.run("config", f"remote.pin-1.{key}", value)
-        git.run(
-            "fetch", "--quiet", "--filter=blob:none", "pin-1",
-            "refs/overlay/base/demo:refs/overlay/base/demo", network=True,
+        desk.store.git.run(
+            *promisor(url), "fetch", "--quiet", "--filter=blob:none", REMOTE, f"{ref}:{ref}",
+            network=True,
         )  # fmt: skip
-    return commit
 
 
 def test_a_partial_store_fetches_what_is_missing_or_says_so(desk: Desk) -> None:
-    stores = desk.store.folder.parent
-    (desk.series / "series").write_text("")
-    with git_server(stores) as server:
-        partial_store(desk, f"{server.url}/full.git")
-        with pytest.raises(UnavailableError, match=rf"lacks {len(FILES)} files") as caught:
-            desk.checkout(offline=True)
-        assert "--offline" in caught.value.why
-        work = desk.checkout()
+    with git_server(desk.store.folder.parent) as server:
+        url = f"{server.url}/full.git"
+        make_partial(desk, url)
+        for options, why in (
+            ({"url": url, "offline": True}, "--offline"),
+            ({}, "no repository promised them"),
+            ({"url": f"{server.url}/none.git"}, "none.git"),
+        ):
+            with pytest.raises(UnavailableError, match=rf"of {len(FILES)} files") as caught:
+                desk.checkout(**options)
+            assert why in caught.value.why
+        work = desk.checkout(url=url)
         assert (work.path / "data.bin").read_bytes() == content(FILES["data.bin"])
         work.git("fsck", "--full")
         assert b"promisor" not in (work.path / ".git" / "config").read_bytes()
-
-
-def test_a_partial_store_whose_server_is_gone(desk: Desk) -> None:
-    (desk.series / "series").write_text("")
-    with git_server(desk.store.folder.parent) as server:
-        partial_store(desk, f"{server.url}/full.git")
-    with pytest.raises(UnavailableError, match="lacks"):
-        desk.checkout()
 
 
 def test_submodules_of_the_base_are_empty_folders(desk: Desk) -> None:

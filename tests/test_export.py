@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from overlay.apply import apply_series
 from overlay.checkout import checkout
+from overlay.commits import Work as Opened
 from overlay.errors import ExportError
 from overlay.export import export
 from overlay.line import UPSTREAMS, read_line
@@ -27,6 +28,9 @@ from overlay.store import Store, cache_folder
 from tests.support.desk import FILES, ROOT, TRAILERS, lines, make_desk
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from overlay.commits import Draft
     from overlay.line import Upstream
     from tests.support.desk import Desk, Work
 
@@ -554,6 +558,40 @@ def test_nothing_in_the_checkout_runs(desk: Desk) -> None:
     desk.export(work, reformat=True)
     assert not ran.exists()
     assert desk.snapshot() == before
+
+
+def test_a_missing_commit_is_not_fetched_by_the_checkouts_configuration(desk: Desk) -> None:
+    work = desk.checkout()
+    ran = desk.folder / "ran"
+    for key, value in (
+        ("core.repositoryFormatVersion", "1"),
+        ("extensions.partialClone", "evil"),
+        ("remote.evil.url", f"ext::touch {ran}"),
+        ("remote.evil.promisor", "true"),
+        ("protocol.ext.allow", "always"),
+    ):
+        work.git("config", key, value)
+    (work.path / ".git" / "HEAD").write_text("1" * 40 + "\n")
+    work.git("rev-parse", "HEAD^{commit}", ok=(128,))
+    assert ran.exists()  # the trap works
+    ran.unlink()
+    assert "has no HEAD commit" in refused(desk, work)
+    assert not ran.exists()
+
+
+def test_a_diff_that_gives_another_tree_is_refused(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = desk.checkout()
+    work.commit("area: x\n\nWhy.\n\nPatch-Name: x\n", {"b.py": b"right\n"})
+    mails = Opened.mails
+
+    def wrong(self: Opened, drafts: Sequence[Draft]) -> list[bytes]:
+        """Stands in for a git whose diff is wrong; there is none at hand."""
+        return [mail.replace(b"+right", b"+wrong") for mail in mails(self, drafts)]
+
+    monkeypatch.setattr(Opened, "mails", wrong)
+    assert "does not give the tree of its commit" in refused(desk, work)
 
 
 def test_replaced_and_grafted_commits_do_not_count(desk: Desk) -> None:

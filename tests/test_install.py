@@ -57,14 +57,15 @@ def line() -> Line:
 
 
 @pytest.fixture(scope="session")
-def wheels(line: Line, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def wheels(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
     """Both wheels of the line by project, built into one folder that has nothing else."""
     out = tmp_path_factory.mktemp("wheels")
     command = (sys.executable, str(ROOT / "build.py"), "--patches", str(ROOT / "patches"))
     run(*command, "wheel", line.name, "--out", str(out)).check()
     found = {project_of(file): file for file in out.glob("*.whl")}
     assert sorted(found) == sorted(PROJECTS.values())
-    return found
+    yield found
+    shutil.rmtree(out)  # pytest would keep three of them
 
 
 @pytest.fixture(params=["pip", "uv"])

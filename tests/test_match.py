@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import os
+import random
+import re
 import subprocess
 import time
 from typing import TYPE_CHECKING
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from overlay.apply import apply_series
 from overlay.errors import PatchError
 from overlay.match import Entry, Outcome, Verdict, match_patch
+from overlay.objects import blob_id
 from overlay.patch import parse_patch
 
 if TYPE_CHECKING:
@@ -35,7 +38,7 @@ HEADER = (
 SETTINGS = settings(
     derandomize=True,
     deadline=None,
-    max_examples=int(os.environ.get("VLLM_OVERLAY_TEST_EXAMPLES", "60")),
+    max_examples=int(os.environ.get("VLLM_OVERLAY_TEST_EXAMPLES", "40")),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
@@ -235,6 +238,58 @@ def test_a_patch_is_merged_where_its_outcome_is(
     assert patched(match_patch(patch, FakeTree(history[0])), history[0]) == history[1]
     outcome = match_patch(patch, FakeTree(history[1]))
     assert outcome.verdict is Verdict.MERGED, outcome.findings
+
+
+@SETTINGS
+@given(history=histories(), seeds=st.lists(st.integers(0, 1 << 30), min_size=8, max_size=8))
+def test_what_we_take_of_a_damaged_patch_git_takes_alike(
+    history: list[Files], seeds: list[int], arena: Repo, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    commits = [commit.decode() for commit in commit_all(arena, history[:2], "refs/heads/made")]
+    diff = arena.git("diff", "--full-index", "--binary", "-M", *commits)
+    for seed in seeds:
+        changed = damaged(diff, random.Random(seed))
+        try:
+            outcome = match(changed, history[0])
+        except PatchError:
+            continue
+        if not outcome.verdict.good:
+            continue
+        index = {"GIT_INDEX_FILE": str(tmp_path_factory.getbasetemp() / "index")}
+        arena.git("read-tree", commits[0], env=index)
+        arena.git("apply", "--cached", "--whitespace=nowarn", "-", stdin=changed, env=index)
+        listed = arena.git("ls-files", "--stage", "-z", env=index).split(b"\0")[:-1]
+        expected = {}
+        for entry in listed:
+            head, _, path = entry.partition(b"\t")
+            mode, blob, _ = head.decode().split()
+            expected[path] = (int(mode, 8), blob)
+        made = patched(outcome, history[0])
+        assert {p: (m, blob_id(d)) for p, (m, d) in made.items()} == expected
+
+
+def damaged(diff: bytes, chance: random.Random) -> bytes:
+    """A diff with a line changed, moved, doubled or cut, as careless editing does."""
+    rows = diff.splitlines(keepends=True)
+    for _ in range(chance.randint(1, 2)):
+        at = chance.randrange(len(rows))
+        way = chance.randrange(6)
+        if way == 0:
+            del rows[at]
+        elif way == 1:
+            rows.insert(at, rows[chance.randrange(len(rows))])
+        elif way == 2:
+            rows[at] = chance.choice((b"+", b"-", b" ")) + rows[at][1:]
+        elif way == 3:
+            digit = b"%d" % chance.randrange(10)
+            rows[at] = re.sub(rb"\d", lambda _, d=digit: d, rows[at], count=1)  # type: ignore[misc]
+        elif way == 4:
+            rows[at] = rows[at].replace(b"/", b"/x", 1)
+        else:
+            rows[at] = rows[at].rstrip() + chance.choice((b" \n", b"\r\n", b"", b"y\n"))
+        if not rows:
+            break
+    return b"".join(rows)
 
 
 # --- one file, against git apply -----------------------------------------------------------

@@ -172,9 +172,9 @@ class Desk:
     def apply(self) -> PatchedTree:
         return apply_series(self.store, self.base, self.line().series["vllm"])
 
-    def checkout(self, *, at: str | None = None, offline: bool = False) -> Work:
+    def checkout(self, **options: Any) -> Work:
         self.count += 1
-        made = self.make(self.folder / f"work{self.count}", at=at, offline=offline)
+        made = self.make(self.folder / f"work{self.count}", **options)
         return self.work(made.folder)
 
     def work(self, path: Path) -> Work:
@@ -182,10 +182,10 @@ class Desk:
         home.mkdir(exist_ok=True)
         return Work(path=path, home=home)
 
-    def make(self, folder: Path, *, at: str | None = None, offline: bool = False) -> Checkout:
+    def make(self, folder: Path, **options: Any) -> Checkout:
         return checkout(
             self.store, self.apply(), self.line(), "vllm", folder, Reporter(quiet=True),
-            at=at, offline=offline,
+            **options,
         )  # fmt: skip
 
     def export(self, work: Work, *, drop: Sequence[str] = (), reformat: bool = False) -> Exported:
