@@ -69,6 +69,19 @@ def wheel_peers(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def install(session: nox.Session) -> None:
+    """Install a line's wheels by pip and uv, import, check: ``nox -s install -- LINE [pip|uv]``.
+
+    Minutes and 5 GB of disk for a while; 8 GB where no find-links folder has a CPU build of torch.
+    """
+    line, *installers = session.posargs or (DEFAULT_LINE,)
+    _project(session, "test", "install")
+    only = ("-k", " or ".join(installers)) if installers else ()
+    env = {"OVERLAY_INSTALL_LINE": line}
+    session.run("pytest", "--log-cli-level=INFO", "tests/test_install.py", *only, env=env)
+
+
+@nox.session(default=False)
 def benchmarks(session: nox.Session) -> None:
     """Measure apply and wheel against git am, quilt and a plain copy (needs quilt)."""
     _project(session)

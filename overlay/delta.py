@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import zlib
 
 # Bytes that one delta may make: the same bound as for a file in an archive
 MAX_RESULT = 1 << 30
@@ -19,6 +20,18 @@ def decode_line(line: bytes) -> bytes:
     if len(line) % 5 != 1 or not 0 < size <= len(chunk) < size + 4:
         raise ValueError("wrong line length")
     return chunk[:size]
+
+
+def inflate(packed: bytes, size: int) -> bytes:
+    """What ``packed`` inflates to; ValueError when that isn't ``size`` bytes and no more."""
+    stream = zlib.decompressobj()
+    try:
+        data = stream.decompress(packed, size + 1)
+    except zlib.error:
+        raise ValueError("it does not inflate") from None
+    if len(data) != size or not stream.eof or stream.unused_data:
+        raise ValueError("it has another size than it states")
+    return data
 
 
 def apply_delta(base: bytes, delta: bytes) -> bytes:

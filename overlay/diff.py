@@ -9,11 +9,10 @@ lost change, so it raises ``PatchError`` with the patch's name and line number.
 from __future__ import annotations
 
 import re
-import zlib
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from overlay.delta import decode_line
+from overlay.delta import decode_line, inflate
 from overlay.errors import PatchError
 from overlay.paths import check_path, named_paths, parents, quote_path
 
@@ -123,15 +122,13 @@ def parse_diff(text: bytes, *, name: str, first_line: int = 1) -> tuple[FileDiff
 
 class _Parser:
     def __init__(self, text: bytes, name: str, first_line: int) -> None:
-        self._lines = text.split(b"\n")
-        # Every line keeps its end; only the last may lack one, and then it is real content.
-        self._lines = [line + b"\n" for line in self._lines[:-1]] + (
-            [self._lines[-1]] if self._lines[-1] else []
-        )
+        self._lines = [line + b"\n" for line in text.split(b"\n")[:-1]]
         self._name = name
         self._first = first_line
         self._at = 0
         self._binary_left = _MAX_BINARY
+        if not text.endswith(b"\n"):
+            raise self._fail("the last line has no end: is the file cut off?", at=len(self._lines))
 
     def _fail(self, what: str, *, at: int | None = None, fix: str = "") -> PatchError:
         line = self._first + (self._at if at is None else at)
@@ -316,9 +313,7 @@ class _Parser:
 
     def _binary(self) -> Binary | None:
         if self._peek().startswith(b"Binary files "):
-            raise self._fail(
-                "binary diff without content", fix="export writes --binary diffs; use it"
-            )
+            raise self._fail("binary diff without content", fix="write it with 'export'")
         if self._peek() != b"GIT binary patch\n":
             return None
         self._at += 1
@@ -330,26 +325,22 @@ class _Parser:
     def _binary_hunk(self) -> Binary:
         match = _SIZE.match(self._peek())
         if match is None:
-            raise self._fail("malformed binary diff")
+            raise self._fail("malformed binary diff: no size")
         self._binary_left -= int(match[2])
         if self._binary_left < 0:
             raise self._fail(f"binary diffs of more than {_MAX_BINARY >> 20} MiB in one patch")
         self._at += 1
         packed = bytearray()
-        while (line := self._peek().rstrip(b"\n")) != b"":
-            try:
-                packed += decode_line(line)
-            except ValueError as error:
-                raise self._fail(f"malformed binary diff: {error}") from None
-            self._at += 1
-        self._at += 1
-        inflate = zlib.decompressobj()
         try:
-            data = inflate.decompress(bytes(packed), int(match[2]) + 1)
-        except zlib.error:
-            raise self._fail("binary diff does not inflate") from None
-        if len(data) != int(match[2]) or not inflate.eof or inflate.unused_data:
-            raise self._fail("binary diff has another size than it states")
+            while (line := self._peek().rstrip(b"\n")) != b"":
+                packed += decode_line(line)
+                self._at += 1
+            if not self._peek():
+                raise ValueError("no blank line ends it")
+            data = inflate(bytes(packed), int(match[2]))
+        except ValueError as error:
+            raise self._fail(f"malformed binary diff: {error}") from None
+        self._at += 1
         return Binary(data=data, is_delta=match[1] == b"delta")
 
     def _check(self, diff: FileDiff, at: int) -> None:

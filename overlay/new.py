@@ -22,7 +22,14 @@ from overlay.commits import NAME_LINE, format_mails
 from overlay.errors import LineError, MachineError, PatchError
 from overlay.files import locked, machine_errors, write_atomic
 from overlay.line import CODENAME, LINE_FILE, SERIES_FILE, UPSTREAMS, read_line, read_series
-from overlay.patch import NAME, NAME_TRAILER, SUFFIX, message_faults, parse_patch
+from overlay.patch import (
+    NAME,
+    NAME_TRAILER,
+    SUFFIX,
+    TEMPLATES,
+    message_faults,
+    parse_patch,
+)
 from overlay.series import publish, series_text
 
 if TYPE_CHECKING:
@@ -30,8 +37,6 @@ if TYPE_CHECKING:
     from overlay.patch import Patch
     from overlay.store import Commit, Store
 
-# A plain diff says nothing about itself. 'lint' complains until the gaps are filled.
-_TRAILERS = "Upstream-Status: Pending\nRemove-When: say what makes this patch unnecessary"
 _IDENTITY = re.compile(r"(.+) <([^<>]+)> (\d+) ([+-]\d{4})\Z")
 
 
@@ -191,8 +196,9 @@ def _mail(diff: bytes, name: str, subject: str, identity: str) -> bytes:
         f"From {'0' * 40} Mon Sep 17 00:00:00 2001\n"
         f"From: {email.utils.formataddr((author, address))}\n"
         f"Date: {email.utils.format_datetime(when)}\n"
-        f"Subject: [PATCH] {subject or f'area: say in a few words what {name} does'}\n\n"
-        f"Say why, so that a maintainer can judge it.\n\n{_TRAILERS}\n\n"
+        f"Subject: [PATCH] {subject or TEMPLATES['subject']}\n\n"
+        f"{TEMPLATES['reason']}\n\n"
+        f"Upstream-Status: Pending\nRemove-When: {TEMPLATES['Remove-When']}\n\n"
     )
     return head.encode() + diff[start.start() :]
 

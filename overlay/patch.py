@@ -27,6 +27,13 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]*\Z")
 # The name travels with a commit in this trailer; patch files never hold it.
 NAME_TRAILER = "Patch-Name"
 
+# What 'new' writes where a plain diff says nothing; lint complains until each is replaced.
+TEMPLATES = {
+    "subject": "area: say in a few words what it does",
+    "reason": "Say why, so that a maintainer can judge it.",
+    "Remove-When": "say what makes this patch unnecessary",
+}
+
 _TRAILER = re.compile(r"([A-Za-z][A-Za-z0-9-]*): (.*)\Z")
 _PREFIX = re.compile(r"\[[^\]]*PATCH[^\]]*\]\s*")
 _ADDRESS = re.compile(r"(.*?)\s*<([^<>]*)>\Z")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from overlay.diff import EXECUTABLE, REGULAR, FileDiff, Kind, parse_diff
 from overlay.errors import PatchError
 from overlay.layout import NotShipped, wheel_path
-from overlay.patch import NAME_TRAILER, Patch, message_faults, parse_patch
+from overlay.patch import NAME_TRAILER, TEMPLATES, Patch, message_faults, parse_patch
 from overlay.paths import quote_path
 
 if TYPE_CHECKING:
@@ -163,6 +163,13 @@ def _message(patch: Patch, file: str) -> Iterator[Fault]:
             what=f"the subject {patch.subject[:40]!r} is not of the form 'area: what'",
             fix="start it with the part of upstream that it changes, such as 'attention: '",
         )  # fmt: skip
+    for part, template in TEMPLATES.items():
+        if template in patch.message:
+            yield Fault(
+                file=file, line=subject_at, code="template",
+                what=f"the {part} is the template's: {template!r}",
+                fix="reword the commit in a checkout and export",
+            )  # fmt: skip
     if not patch.reason.strip():
         yield Fault(
             file=file, line=subject_at, code="no-reason",

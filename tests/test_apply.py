@@ -181,7 +181,12 @@ def test_a_change_to_one_patch_applies_it_and_the_later_ones(
     reworded = parse_patch(three[1].raw.replace(b"Step two", b"Step 2"), name="two")
     read: list[str] = []
     real = store.reader.get
-    monkeypatch.setattr(store.reader, "get", lambda name: read.append(name) or real(name))
+
+    def get(name: str) -> tuple[str, str, bytes] | None:
+        read.append(name)
+        return real(name)
+
+    monkeypatch.setattr(store.reader, "get", get)
     patched = apply_series(store, base, [three[0], reworded, three[2]])
     assert [patch.cached for patch in patched.patches] == [True, False, False]
     assert patched.tree == upstream.tree()

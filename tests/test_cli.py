@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from overlay.cli import cli
-from tests.support.tiny import VLLM_FILES, git
+from tests.support.tiny import TRAILERS, VLLM_FILES, git
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -179,6 +179,50 @@ def test_line_faults_name_file_key_and_remedy(run: Run, tiny: Tiny) -> None:
     assert ran.code == 3
     assert "tiny/line.toml: vllm: object contains unknown field `comit`" in ran.err
     assert "did you mean 'commit'?" in ran.err
+
+
+def test_a_maintainers_way(run: Run, tiny: Tiny) -> None:
+    """Checkout, a change by git, export, lint, lock; then a diff by ``new``, and a line."""
+    run("lock", "tiny")
+    work = tiny.root / "work"
+    assert run("checkout", "tiny", "vllm", str(work)).code == 0
+    assert "nothing changed" in run("export", "tiny", "vllm", str(work)).err
+    (work / "vllm" / "two.py").write_bytes(b"two = 22\n")
+    message = b"area: make two larger\n\nThe reason.\n\nPatch-Name: larger\n" + TRAILERS.encode()
+    git(work, "commit", "-q", "-a", "-F", "-", stdin=message)
+    done = run("export", "tiny", "vllm", str(work), "--json").json
+    assert (done["kept"], done["added"]) == (["first", "second"], ["larger"])
+    assert tiny.series("vllm") == ["first.patch", "second.patch", "larger.patch"]
+    assert run("apply", "tiny").code == 8
+    assert run("lint", "tiny").code == 0
+    assert run("lock", "tiny").code == 0
+    diff = tiny.root / "a.diff"
+    (work / "vllm" / "two.py").write_bytes(b"two = 222\n")
+    diff.write_bytes(git(work, "diff", "--full-index"))
+    assert run("new", "tiny", "vllm", "largest", "--from", str(diff)).code == 0
+    assert tiny.series("vllm")[-1] == "largest.patch"
+    linted = run("lint", "tiny", "--json")
+    assert linted.code == 10
+    faults = linted.json["lines"]["tiny"]["faults"]
+    assert [fault["code"] for fault in faults] == ["template"] * 3
+    assert run("new", "copper", "--like", "tiny").code == 0
+    assert [row["line"] for row in run("lines", "--json").json["lines"]] == ["copper", "tiny"]
+    assert run("cache", "gc", "--everything", "--json").code == 0
+    assert run("apply", "tiny", "--relock", "--offline").code == 0
+
+
+def test_export_drops_nothing_unasked(run: Run, tiny: Tiny) -> None:
+    run("lock", "tiny")
+    work = tiny.root / "work"
+    run("checkout", "tiny", "vllm", str(work))
+    git(work, "reset", "-q", "--hard", "HEAD~1")
+    ran = run("export", "tiny", "vllm", str(work))
+    assert ran.code == 12
+    assert "second" in ran.err
+    assert tiny.series("vllm") == ["first.patch", "second.patch"]
+    assert run("export", "tiny", "vllm", str(work), "--drop", "second").code == 0
+    assert tiny.series("vllm") == ["first.patch"]
+    assert not (tiny.folder / "vllm" / "second.patch").exists()
 
 
 def test_usage_errors(run: Run) -> None:

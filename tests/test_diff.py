@@ -113,6 +113,7 @@ MALFORMED = {
     "blank line as context": (GOOD.replace(b" three\n", b"\n"), "ends early"),
     "no changed line": (HEAD + b"@@ -1 +1 @@\n a\n", "changes nothing"),
     "no hunk": (HEAD, "no hunk below"),
+    "cut off in a line": (GOOD[:-1], "fix:18: the last line has no end"),
     "no old side": (GOOD.replace(b"--- a/f\n", b""), "changes nothing"),
     "no new side": (GOOD.replace(b"+++ b/f\n", b""), "no '+++' line"),
     "sides turned": (GOOD.replace(b"--- a/f\n+++ b/f\n", b"+++ b/f\n--- a/f\n"), "changes nothing"),
@@ -233,8 +234,9 @@ MALFORMED_BINARY = {
     "letter that is not in base85": GOOD_BINARY.replace(b"\n\n", b'"\n\n'),
     "no base85": GOOD_BINARY[:-20] + b"\xff" * 18 + b"\n\n",
     "not deflated": GOOD_BINARY[: GOOD_BINARY.index(b"literal")] + b"literal 5\nEzzzzz\n\n",
-    "cut off": binary(bytes(range(256)) * 30)[:-200],
+    "cut off": binary(bytes(range(256)) * 30)[:-200] + b"\n\n",
     "no hunk": GOOD_BINARY[: GOOD_BINARY.index(b"literal")],
+    "no end": GOOD_BINARY[:-1],
 }
 
 

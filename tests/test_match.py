@@ -297,9 +297,9 @@ def damaged(diff: bytes, chance: random.Random) -> bytes:
 
 def diff_of(old: bytes, new: bytes) -> bytes:
     """A diff of ``f`` without ids, so that nothing but the lines can tell what is there."""
-    sides = [text.decode("latin-1").splitlines(keepends=True) for text in (old, new)]
+    one, other = (text.decode("latin-1").splitlines(keepends=True) for text in (old, new))
     out = ["diff --git a/f b/f\n"]
-    for line in difflib.unified_diff(*sides, "a/f", "b/f"):
+    for line in difflib.unified_diff(one, other, "a/f", "b/f"):
         out.append(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n")
     return "".join(out).encode("latin-1")
 

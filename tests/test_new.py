@@ -54,7 +54,7 @@ def test_a_plain_diff_becomes_a_patch_with_a_template(desk: Desk, work: Work) ->
     patch = parse_patch(made.path.read_bytes(), name="more")
     assert (patch.author, patch.email) == ('Mia "M" Müller, Dr.', "mia@example.invalid")
     assert patch.date == "1700000000 -0330"
-    assert patch.subject == "area: say in a few words what more does"
+    assert patch.subject == "area: say in a few words what it does"
     assert [key for key, _ in patch.trailers] == ["Upstream-Status", "Remove-When"]
     assert b"some words" not in patch.raw
 

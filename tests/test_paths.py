@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlay.paths import check_path, parents, quote_path, unquote_path
+
+if TYPE_CHECKING:
+    from tests.conftest import Repo
 
 
 @settings(derandomize=True, deadline=None)
@@ -30,7 +35,7 @@ def test_text_of_a_path(path: bytes, text: str) -> None:
     assert quote_path(path) == text
 
 
-def test_quoting_is_that_of_git(upstream) -> None:  # type: ignore[no-untyped-def]
+def test_quoting_is_that_of_git(upstream: Repo) -> None:
     path = bytes(range(1, 256)).replace(b"/", b"")[:200]
     upstream.commit({path: b"x\n"})
     listed = upstream.git("diff", "--name-only", "HEAD^", "HEAD").rstrip(b"\n")

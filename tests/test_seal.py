@@ -86,7 +86,7 @@ CONFIG = """
 """
 
 
-def run(cache: Path, cwd: Path = ROOT, **env: str) -> dict[str, Any]:
+def run(cache: Path, env: dict[str, str], cwd: Path = ROOT) -> dict[str, Any]:
     done = subprocess.run(
         (sys.executable, "-m", "tests.support.child", str(cache)),
         capture_output=True, check=False, cwd=cwd,
@@ -99,7 +99,7 @@ def run(cache: Path, cwd: Path = ROOT, **env: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    answer = run(tmp_path_factory.mktemp("cache"))
+    answer = run(tmp_path_factory.mktemp("cache"), {})
     assert "error" not in answer
     return answer
 
@@ -215,7 +215,7 @@ def test_a_hostile_environment_changes_nothing(
     hostile: Callable[[Path], dict[str, str]], tmp_path: Path, expected: dict[str, Any]
 ) -> None:
     home = make_home(tmp_path / "home")
-    answer = run(tmp_path / "cache", HOME=str(home), **hostile(home))
+    answer = run(tmp_path / "cache", {"HOME": str(home), **hostile(home)})
     assert answer == expected
     assert not (home / "ran").exists(), (home / "ran").read_text()
     store = tmp_path / "cache" / "stores" / "vllm.git"
@@ -239,7 +239,7 @@ def test_the_hostile_home_is_hostile(tmp_path: Path) -> None:
 def test_umask_changes_nothing(tmp_path: Path, expected: dict[str, Any]) -> None:
     old = os.umask(0o077)
     try:
-        assert run(tmp_path) == expected
+        assert run(tmp_path, {}) == expected
     finally:
         os.umask(old)
 
@@ -252,13 +252,13 @@ def test_a_folder_inside_another_repository_changes_nothing(
     (tmp_path / "other" / ".git" / "config").write_text(
         CONFIG.format(home=home) + "[core]\n\trepositoryFormatVersion = 9\n"
     )
-    answer = run(tmp_path / "other" / "cache", cwd=tmp_path / "other")
+    answer = run(tmp_path / "other" / "cache", {}, cwd=tmp_path / "other")
     assert answer == expected
     assert not (home / "ran").exists()
 
 
 def test_replacements_in_the_store_change_nothing(tmp_path: Path, expected: dict[str, Any]) -> None:
-    assert run(tmp_path) == expected
+    assert run(tmp_path, {}) == expected
     git = ("git", "--git-dir", str(tmp_path / "stores" / "vllm.git"))
     other = subprocess.run(
         (*git, "hash-object", "-w", "--stdin"), input=b"evil\n", capture_output=True, check=True
@@ -269,7 +269,7 @@ def test_replacements_in_the_store_change_nothing(tmp_path: Path, expected: dict
     subprocess.run((*git, "replace", blob, other), check=True)
     for state in (tmp_path / "states" / "vllm").iterdir():
         state.unlink()
-    answer = run(tmp_path)
+    answer = run(tmp_path, {})
     assert answer["patches"] == expected["patches"]
     assert answer["cached"] == [False] * 4
 
@@ -284,14 +284,16 @@ def program(folder: Path, text: str) -> Path:
 @pytest.mark.parametrize("refresh", ["quiet", "raise"])
 def test_missing_git(refresh: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    answer = run(tmp_path / "cache", PATH=str(tmp_path / "empty"), GIT_PYTHON_REFRESH=refresh)
+    answer = run(
+        tmp_path / "cache", {"PATH": str(tmp_path / "empty"), "GIT_PYTHON_REFRESH": refresh}
+    )
     assert answer["error"] == "machine"
     assert "git is not installed" in answer["message"]
 
 
 def test_old_git(tmp_path: Path) -> None:
     fake = program(tmp_path / "fake-old-git", "#!/bin/sh\necho git version 2.20.1\n")
-    answer = run(tmp_path / "cache", PATH=str(fake))
+    answer = run(tmp_path / "cache", {"PATH": str(fake)})
     assert answer["error"] == "machine"
     assert "git 2.20.1 is too old" in answer["message"]
     assert ".".join(map(str, MIN_GIT)) in answer["message"]
@@ -303,4 +305,4 @@ def test_old_git(tmp_path: Path) -> None:
 )
 def test_a_git_that_is_none(text: str, tmp_path: Path) -> None:
     fake = program(tmp_path / "fake-git", text)
-    assert run(tmp_path / "cache", PATH=str(fake))["error"] == "machine"
+    assert run(tmp_path / "cache", {"PATH": str(fake)})["error"] == "machine"

@@ -17,7 +17,7 @@ from overlay.report import Reporter
 from overlay.source import Sources, read_folder
 from overlay.store import Store, cache_folder
 from tests.support.servers import GitServer, git_server
-from tests.support.tiny import VLLM_FILES, git, make_sdist
+from tests.support.tiny import VERSIONS, VLLM_FILES, git, make_sdist
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,8 +74,10 @@ def test_git_fetches_one_commit_and_the_patched_blobs_only(run: Run, tiny: Tiny)
         folder, "cat-file", "--batch-all-objects", "--batch-check=%(objecttype) %(objectname)"
     ).split(b"\n")
     blobs = {line.split()[1].decode() for line in present if line.startswith(b"blob")}
-    touched = git(tiny.repos["vllm"], "rev-parse", "v1:vllm/one.py", "v1:vllm/old.py").split()
-    untouched = git(tiny.repos["vllm"], "rev-parse", "v1:vllm/two.py").split()
+    touched = git(
+        tiny.repos["vllm"], "rev-parse", "v1.2.3:vllm/one.py", "v1.2.3:vllm/old.py"
+    ).split()
+    untouched = git(tiny.repos["vllm"], "rev-parse", "v1.2.3:vllm/two.py").split()
     assert {blob.decode() for blob in touched} <= blobs
     assert untouched[0].decode() not in blobs
 
@@ -94,20 +96,20 @@ def test_a_moved_tag_is_refused(run: Run, tiny: Tiny, forge: GitServer) -> None:
     old = _commit(tiny)
     tree = git(repo, "rev-parse", f"{old}^{{tree}}").decode().strip()
     new = git(repo, "commit-tree", "-m", "Another release", tree).decode().strip()
-    git(repo, "tag", "-f", "v1", new)
+    git(repo, "tag", "-f", "v1.2.3", new)
     ran = run("fetch", "tiny", "--source", "git", "--no-wheels")
     assert ran.code == 5
-    assert f"tag v1 of {forge.url}/vllm.git moved" in ran.err
+    assert f"tag v1.2.3 of {forge.url}/vllm.git moved" in ran.err
     assert old in ran.err
     assert new in ran.err
-    git(repo, "tag", "-d", "v1")
+    git(repo, "tag", "-d", "v1.2.3")
     ran = run("fetch", "tiny", "--source", "git", "--no-wheels")
     assert (ran.code, "is gone" in ran.err) == (5, True)
 
 
 def test_a_missing_commit_is_refused(run: Run, tiny: Tiny, forge: GitServer) -> None:
     old = _commit(tiny)
-    tiny.edit('tag = "v1"\n', "")
+    tiny.edit('tag = "v1.2.3"\n', "")
     tiny.edit(old, "1" * 40)
     ran = run("fetch", "tiny", "--source", "git", "--no-wheels")
     assert ran.code == 6
@@ -175,7 +177,7 @@ def test_paths_as_sources(run: Run, tiny: Tiny) -> None:
         line = read_line(tiny.patches, "tiny")
         repo = tiny.repos[upstream]
         plain = tiny.root / f"plain-{upstream}"
-        git(repo, "worktree", "add", "-q", "--detach", str(plain), "v1")
+        git(repo, "worktree", "add", "-q", "--detach", str(plain), f"v{VERSIONS[upstream]}")
         (plain / ".git").unlink()
         trees = set()
         for path in (repo, tiny.index / line.pin(upstream).sdist.file, plain):  # type: ignore[arg-type]
@@ -204,7 +206,7 @@ def test_an_archive_path_with_another_hash_is_refused(run: Run, tiny: Tiny) -> N
 
 
 def test_an_archive_with_another_tree_than_the_pin_is_refused(run: Run, tiny: Tiny) -> None:
-    tree = git(tiny.repos["vllm"], "rev-parse", "v1^{tree}").decode().strip()
+    tree = git(tiny.repos["vllm"], "rev-parse", "v1.2.3^{tree}").decode().strip()
     tiny.edit(tree, "2" * 40)
     ran = run("apply", "tiny", "--source", "archive")
     assert ran.code == 5

@@ -3,18 +3,163 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from overlay.app import App, told_with, verb
+from overlay.app import App, reaches_sources, told_with, verb
 from overlay.errors import LintError, OverlayError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from overlay.line import Upstream
+    from overlay.line import Line, Upstream
     from overlay.pipeline import Patched
+    from overlay.source import Base
+
+UPSTREAM = click.Choice(["vllm", "flashinfer"])
+
+
+@verb(
+    examples="""
+    vllm-overlay checkout infernal vllm work
+    vllm-overlay checkout infernal vllm work --at lse-plumbing
+    cd work && git rebase -i overlay-base
+    """
+)
+@click.argument("line")
+@click.argument("upstream", type=UPSTREAM)
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--at", metavar="PATCH", help="Stop after this patch ('overlay-base': before all).")
+@reaches_sources
+def checkout(app: App, line: str, upstream: Upstream, folder: Path, at: str | None) -> None:
+    """Make FOLDER a git worktree of LINE's patched UPSTREAM, one commit a patch."""
+    from overlay.checkout import BASE_TAG
+    from overlay.checkout import checkout as make
+    from overlay.pipeline import apply_line
+
+    read = app.line(line)
+    state = apply_line(read, app.sources, upstreams=[upstream])[upstream]
+    made = make(
+        state.store, state.tree, read, upstream, folder, app.report,
+        at=at, url=state.base.url, offline=app.offline,
+    )  # fmt: skip
+    if app.report.as_json:
+        document = {**asdict(made), "folder": str(made.folder)}
+        app.report.json({"verb": "checkout", "line": line, "upstream": upstream, **document})
+        return
+    app.report.say(
+        f"{folder}: branch {made.branch}, {len(state.tree.patches)} patches on {BASE_TAG}; "
+        f"write changes back with: export {line} {upstream} {folder}"
+    )
+
+
+@verb(
+    examples="""
+    vllm-overlay export infernal vllm work
+    cd work && vllm-overlay --patches ../patches export infernal vllm
+    vllm-overlay export infernal vllm work --drop warmup-guard
+    """
+)
+@click.argument("line")
+@click.argument("upstream", type=UPSTREAM)
+@click.argument("folder", type=click.Path(path_type=Path), default=Path())
+@click.option("--drop", multiple=True, metavar="PATCH", help="May vanish; repeat for several.")
+@click.option("--reformat", is_flag=True, help="Rewrite unchanged patches in canonical form too.")
+@reaches_sources
+def export(
+    app: App,
+    line: str,
+    upstream: Upstream,
+    folder: Path,
+    drop: tuple[str, ...],
+    reformat: bool,
+) -> None:
+    """Write the commits in FOLDER (default: here) back to LINE's patch files.
+
+    Unchanged patches keep their bytes. Nothing is written when something would be lost.
+    """
+    from overlay.export import export as write
+
+    read = app.line(line)
+    base = _base(app, read, upstream)
+    store = app.sources.store(upstream)
+    done = write(read, upstream, folder, store, base.commit, drop=drop, reformat=reformat)
+    if app.report.as_json:
+        app.report.json({"verb": "export", "line": line, "upstream": upstream, **asdict(done)})
+        return
+    ways = ("rewritten", "added", "dropped", "kept")
+    rows = [(way, name, done.renamed.get(name, "")) for way in ways for name in getattr(done, way)]
+    app.report.table(("", "patch", "was named"), rows)
+    for name in done.unnamed:
+        app.report.say(
+            f"{name}: named after its subject; a 'Patch-Name:' trailer names it otherwise"
+        )
+    for path in done.untracked:
+        app.report.say(f"{path} is in the checkout but in no commit")
+    changed = len(rows) - len(done.kept) or done.series_changed
+    app.report.say(f"{upstream}: " + (f"now run 'lock {line}'" if changed else "nothing changed"))
+
+
+@verb(
+    examples="""
+    git diff | vllm-overlay new infernal vllm faster-merge --subject 'attention: merge faster'
+    vllm-overlay new infernal flashinfer page-check --from 0001-check.patch
+    vllm-overlay new copper --like infernal
+    """
+)
+@click.argument("line")
+@click.argument("upstream", type=UPSTREAM, required=False)
+@click.argument("name", required=False)
+@click.option("--like", metavar="LINE", help="Make a line with this one's line.toml, no patches.")
+@click.option(
+    "--from", "file", type=click.File("rb"), default="-", help="A diff or a mail (default: stdin)."
+)
+@click.option("--subject", default="", help="Subject, when a plain diff is given.")
+@reaches_sources
+def new(
+    app: App,
+    line: str,
+    upstream: Upstream | None,
+    name: str | None,
+    like: str | None,
+    file: BinaryIO,
+    subject: str,
+) -> None:
+    """Append a diff or mail to LINE's UPSTREAM series as patch NAME; or make a line (--like)."""
+    from overlay.new import new_line, new_patch
+
+    if like is not None:
+        if upstream or name:
+            raise click.UsageError("--like makes a line: give no upstream and no name with it")
+        folder = new_line(app.root, line, like=like)
+        _say_new(app, line, folder, f"made {folder}: set its pins, then add patches")
+        return
+    if upstream is None or name is None:
+        raise click.UsageError("give LINE UPSTREAM NAME, or LINE --like OTHER")
+    if file.isatty():
+        raise click.UsageError("give a diff or a mail: --from FILE, or on standard input")
+    read = app.line(line)
+    base = _base(app, read, upstream)
+    store = app.sources.store(upstream)
+    made = new_patch(read, upstream, name, file.read(), store, base.commit, subject=subject)
+    hint = "complete its message in a checkout, " if made.is_template else ""
+    _say_new(app, line, made.path, f"{made.path}: {made.applied.verdict}; {hint}then lock {line}")
+
+
+def _say_new(app: App, line: str, path: Path, text: str) -> None:
+    if app.report.as_json:
+        app.report.json({"verb": "new", "line": line, "path": str(path)})
+    else:
+        app.report.say(text)
+
+
+def _base(app: App, line: Line, upstream: Upstream) -> Base:
+    from overlay.lock import read_lock
+
+    lock = read_lock(line)
+    return app.sources.base(line, upstream, lock.known_trees(upstream) if lock else {})
 
 
 @verb(

@@ -130,8 +130,8 @@ def make_tiny(root: Path, monkeypatch: pytest.MonkeyPatch) -> Tiny:
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     repos = {
-        "vllm": _repo(root / "vllm", VLLM_FILES),
-        "flashinfer": _repo(root / "flashinfer", FLASHINFER_FILES),
+        "vllm": _repo(root / "vllm", VLLM_FILES, VERSIONS["vllm"]),
+        "flashinfer": _repo(root / "flashinfer", FLASHINFER_FILES, VERSIONS["flashinfer"]),
     }
     tiny = Tiny(root=root, index=index, repos=repos)
     tiny.folder.mkdir(parents=True)
@@ -152,7 +152,7 @@ line = "=={VERSIONS["flashinfer"]}"
     return tiny
 
 
-def _repo(folder: Path, files: Mapping[str, bytes]) -> Path:
+def _repo(folder: Path, files: Mapping[str, bytes], version: str) -> Path:
     folder.mkdir()
     git(folder, "init", "-q", "-b", "main", "--template=")
     for path, data in files.items():
@@ -161,7 +161,7 @@ def _repo(folder: Path, files: Mapping[str, bytes]) -> Path:
         target.write_bytes(data)
     git(folder, "add", "-A")
     git(folder, "commit", "-q", "-m", "Release")
-    git(folder, "tag", "-a", "-m", "release", "v1")
+    git(folder, "tag", "-a", "-m", "release", f"v{version}")
     return folder
 
 
@@ -178,7 +178,7 @@ def _pin(tiny: Tiny, upstream: str) -> str:
 [{upstream}]
 version = "{version}"
 repository = "{repo.as_uri()}"
-tag = "v1"
+tag = "v{version}"
 commit = "{commit}"
 tree = "{tree}"
 sources = ["archive", "git"]
