@@ -43,6 +43,7 @@ def main() -> int:
     if not found["wrong"]:
         import_modules(found)
         found["unmet"] = unmet_requirements()
+        found["shared"] = shared_files()
     sys.stdout.write(json.dumps(found, indent=1) + "\n")
     return 1 if found["wrong"] else 0
 
@@ -140,6 +141,20 @@ def unmet_requirements() -> list[list[str]]:
             if not version or not wanted.specifier.contains(version, prereleases=True):
                 unmet.append([dist.metadata["Name"], text, version])
     return sorted(unmet)
+
+
+def shared_files() -> dict[str, list[str]]:
+    """Files of ours that other distributions claim as well: whoever came last wrote them."""
+    owners: dict[str, set[str]] = {}
+    for dist in importlib.metadata.distributions():
+        for file in dist.files or ():
+            owners.setdefault(file.as_posix(), set()).add(dist.metadata["Name"])
+    ours = set(PROJECTS.values())
+    return {
+        path: sorted(names)
+        for path, names in sorted(owners.items())
+        if len(names) > 1 and names & ours and "__pycache__" not in path
+    }
 
 
 if __name__ == "__main__":

@@ -193,26 +193,26 @@ def patched_launcher() -> Any:
 
 def make_impl(num_heads: int = 8, **kwargs: Any) -> FlashInferMLASparseSM120Impl:
     """The implementation by itself, under the current config."""
-    arguments: dict[str, Any] = dict(
-        num_heads=num_heads,
-        head_size=576,
-        scale=SCALE,
-        num_kv_heads=1,
-        alibi_slopes=None,
-        sliding_window=None,
-        kv_cache_dtype="fp8_ds_mla",
-        logits_soft_cap=None,
-        attn_type="decoder",
-        kv_sharing_target_layer_name=None,
-        topk_indices_buffer=torch.full((256, TOPK), -1, dtype=torch.int32),
-        q_lora_rank=None,
-        kv_lora_rank=512,
-        qk_nope_head_dim=NOPE,
-        qk_rope_head_dim=64,
-        qk_head_dim=NOPE + 64,
-        v_head_dim=V,
-        kv_b_proj=None,
-    )
+    arguments: dict[str, Any] = {
+        "num_heads": num_heads,
+        "head_size": 576,
+        "scale": SCALE,
+        "num_kv_heads": 1,
+        "alibi_slopes": None,
+        "sliding_window": None,
+        "kv_cache_dtype": "fp8_ds_mla",
+        "logits_soft_cap": None,
+        "attn_type": "decoder",
+        "kv_sharing_target_layer_name": None,
+        "topk_indices_buffer": torch.full((256, TOPK), -1, dtype=torch.int32),
+        "q_lora_rank": None,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": NOPE,
+        "qk_rope_head_dim": 64,
+        "qk_head_dim": NOPE + 64,
+        "v_head_dim": V,
+        "kv_b_proj": None,
+    }
     arguments.update(kwargs)
     with patched_launcher():
         return FlashInferMLASparseSM120Impl(**arguments)
@@ -331,9 +331,7 @@ def layers_on_rank(
     """
     answers: dict[str, Any] = {}
     for index, (name, problem) in enumerate(problems.items()):
-        config = make_config(
-            world, world, comm, problem.interleave, heads=problem.heads
-        )
+        config = make_config(world, world, comm, problem.interleave, heads=problem.heads)
         store = f"{rendezvous}-{index}"
         with model_parallel(rank, world, world, store, config):
             try:
@@ -341,8 +339,8 @@ def layers_on_rank(
             except Exception:
                 answers[name] = traceback.format_exc()
                 continue
-        answers[name] = out, [
-            (c["query"].shape[2], c["query"].shape[0], c["seq_lens"] is not None)
-            for c in calls
-        ]
+        answers[name] = (
+            out,
+            [(c["query"].shape[2], c["query"].shape[0], c["seq_lens"] is not None) for c in calls],
+        )
     return answers

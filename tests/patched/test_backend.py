@@ -101,7 +101,8 @@ def test_one_rank_asks_for_no_counts_and_no_lse(config):
     with patched_launcher():
         q = torch.randn(2, 8, 576).bfloat16()
         out, lse = impl.forward_mqa(q, cache, metadata(2), None)
-    assert out.shape == (2, 8, 512) and lse is None
+    assert out.shape == (2, 8, 512)
+    assert lse is None
     (call,) = launcher.calls
     assert call["seq_lens"] is None
     assert call["block_tables"][0, 0].tolist()[:4] == [64, 69, 73, -1]
@@ -117,7 +118,8 @@ def test_no_rows_never_reach_flashinfer(config):
             metadata(0),
             None,
         )
-    assert out.shape == (0, 8, 512) and lse is None
+    assert out.shape == (0, 8, 512)
+    assert lse is None
     assert not launcher.calls
 
 
@@ -133,20 +135,22 @@ def test_lse_is_declared_base_2():
 def test_dcp_without_a_group_is_refused():
     with (
         set_current_vllm_config(make_config(tp=4, dcp=4)),
-        pytest.raises(RuntimeError, match="decode_context_parallel_size=4.*1 rank"),
+        pytest.raises(RuntimeError, match=r"decode_context_parallel_size=4.*1 rank"),
     ):
         make_impl()
 
 
 def build_on_rank(rank, world, rendezvous, dcp, config_dcp, num_heads):
     """``(dcp_world_size, dcp_rank)``, or the error's text."""
-    with ranks.model_parallel(rank, world, dcp, rendezvous, make_config(world, dcp)):
-        with set_current_vllm_config(make_config(world, config_dcp)):
-            try:
-                impl = make_impl(num_heads)
-            except (RuntimeError, NotImplementedError) as error:
-                return str(error)
-            return impl.dcp_world_size, impl.dcp_rank
+    with (
+        ranks.model_parallel(rank, world, dcp, rendezvous, make_config(world, dcp)),
+        set_current_vllm_config(make_config(world, config_dcp)),
+    ):
+        try:
+            impl = make_impl(num_heads)
+        except (RuntimeError, NotImplementedError) as error:
+            return str(error)
+        return impl.dcp_world_size, impl.dcp_rank
 
 
 def test_dcp_rank_and_size_are_the_groups():
@@ -155,7 +159,8 @@ def test_dcp_rank_and_size_are_the_groups():
 
 def test_another_size_than_the_groups_is_refused():
     for error in ranks.run(build_on_rank, 4, 2, 4, 8):
-        assert "decode_context_parallel_size=4" in error and "2 rank" in error
+        assert "decode_context_parallel_size=4" in error
+        assert "2 rank" in error
 
 
 def test_a_draft_at_dcp_1_inside_a_group_is_built():
@@ -164,7 +169,8 @@ def test_a_draft_at_dcp_1_inside_a_group_is_built():
 
 def test_gathered_heads_without_a_kernel_are_refused():
     for error in ranks.run(build_on_rank, 2, 2, 2, 12):
-        assert "24 heads" in error and "128" in error
+        assert "24 heads" in error
+        assert "128" in error
 
 
 def forward_on_rank(rank, world, rendezvous):
@@ -191,11 +197,15 @@ def forward_on_rank(rank, world, rendezvous):
 
 def test_empty_rows_give_zero_and_minus_infinity():
     first, second = ranks.run(forward_on_rank, 2)
-    assert first["counts"] == [2, 0] and second["counts"] == [0, 0]
-    assert sorted(first["ids"][0][:2]) == [64, 66] and first["ids"][0][2] == -1
+    assert first["counts"] == [2, 0]
+    assert second["counts"] == [0, 0]
+    assert sorted(first["ids"][0][:2]) == [64, 66]
+    assert first["ids"][0][2] == -1
     assert first["out"].shape == (2, 16, 512)
-    assert first["lse"].shape == (2, 16) and first["lse"].dtype == "float32"
-    assert (first["out"][0] != 0).all() and (first["lse"][0] > -1000).all()
+    assert first["lse"].shape == (2, 16)
+    assert first["lse"].dtype == "float32"
+    assert (first["out"][0] != 0).all()
+    assert (first["lse"][0] > -1000).all()
     for out, lse in [
         (first["out"][1], first["lse"][1]),
         (second["out"], second["lse"]),
@@ -211,8 +221,10 @@ def test_masking_leaves_other_rows_and_repairs_garbage():
     lse = torch.full((3, 12), -1e30)
     out[1], lse[1] = 1, 7
     mask_empty_rows_(out, lse, torch.tensor([0, 5, 0], dtype=torch.int32))
-    assert (out[[0, 2]] == 0).all() and (lse[[0, 2]] == float("-inf")).all()
-    assert (out[1] == 1).all() and (lse[1] == 7).all()
+    assert (out[[0, 2]] == 0).all()
+    assert (lse[[0, 2]] == float("-inf")).all()
+    assert (out[1] == 1).all()
+    assert (lse[1] == 7).all()
 
 
 def test_layers_module_is_vllms_own_layer():
