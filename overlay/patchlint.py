@@ -187,7 +187,8 @@ def _trailers(patch: Patch, file: str) -> Iterator[Fault]:
         )  # fmt: skip
     wanted = ["Upstream-Status", "Remove-When"]
     status = patch.trailer("Upstream-Status")
-    if status and status[0].split(" ")[0] in ("Submitted", "Backport"):
+    # A backport names the version that has it; which pull request it was is not always public
+    if status and status[0].split(" ")[0] == "Submitted":
         wanted.append("Upstream")
     for key in wanted:
         if not patch.trailer(key):

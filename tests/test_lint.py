@@ -137,6 +137,7 @@ def test_there_is_no_such_line(line: Folder) -> None:
 GOOD_TRAILERS = [
     "Upstream: a/b#1\nUpstream-Status: Submitted [by mail]\nRemove-When: x\n",
     "Upstream: a/b#1\nUpstream-Status: Backport [0.33.0]\nRemove-When: x\n",
+    "Upstream-Status: Backport [0.33.0]\nRemove-When: x\n",
     "Upstream-Status: Denied\nRemove-When: x\n",
     "Upstream-Status: Inactive-Upstream [2019]\nRemove-When: x\n",
     "Upstream-Status: Inappropriate [ours]\nRemove-When: x\n",
@@ -145,7 +146,7 @@ BAD_TRAILERS = [
     ("", ["missing-trailer", "missing-trailer"]),
     ("Upstream-Status: Pending\n", ["missing-trailer"]),
     ("Remove-When: x\n", ["missing-trailer"]),
-    ("Upstream-Status: Backport [1]\nRemove-When: x\n", ["missing-trailer"]),
+    ("Upstream-Status: Submitted [1]\nRemove-When: x\n", ["missing-trailer"]),
     ("Upstream: a/b#1\nUpstream-Status: Submitted\nRemove-When: x\n", ["trailer"]),
     ("Upstream: a/b\nUpstream-Status: Pending\nRemove-When: x\n", ["trailer"]),
     ("Upstream-Status: Soon\nRemove-When: x\n", ["trailer"]),
