@@ -13,8 +13,8 @@ import os
 import stat
 import subprocess
 import sys
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -61,6 +61,7 @@ class Inspection:
     files: int
     effects: int
     problems: tuple[Problem, ...]
+    notes: tuple[Problem, ...] = ()
 
     def error(self) -> WheelError | None:
         """Return the problems as one error, or None where there are none."""
@@ -141,8 +142,35 @@ def inspect_installed(python: Path | None = None) -> list[Inspection]:
         twice = [other for other in found if other[0] == project and other[3] != root]
         if twice:
             check.say("twice", "", f"{name} is also installed at {twice[0][3]}")
-        inspections.append(check.run() if info else check.result())
+        inspections.append(_without_shared(check.run(), info) if info else check.result())
     return inspections
+
+
+def _without_shared(found: Inspection, info: str) -> Inspection:
+    """Turn problems that another distribution explains into notes.
+
+    Upstream's FlashInfer and others install a top-level ``build_backend.py`` each, which nothing
+    imports; whichever comes last wins. Below the packages themselves nothing is excused.
+    """
+    packages = tuple(f"{upstream}/" for upstream in PROJECTS)
+    suspects = {
+        problem.path: problem
+        for problem in found.problems
+        if problem.kind == "content" and not problem.path.startswith((*packages, info))
+    }
+    notes = []
+    for record in sorted(found.where.glob("*.dist-info/RECORD")) if suspects else ():
+        other = record.parent.name
+        with suppress(WheelError, OSError):
+            rows = {} if other == info else distinfo.read_record(record.read_bytes(), other)
+            for path in suspects.keys() & rows.keys():
+                data = (found.where / path).read_bytes()
+                if rows[path].hash == distinfo.row(path, data).hash:
+                    what = f"{path} is the one of {other.removesuffix('.dist-info')}"
+                    notes.append(Problem("shared", path, what))
+    excused = {note.path for note in notes}
+    problems = tuple(p for p in found.problems if p.path not in excused or p.kind != "content")
+    return replace(found, problems=problems, notes=tuple(notes))
 
 
 _ASK = """

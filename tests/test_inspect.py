@@ -32,6 +32,7 @@ FILES = {
     "vllm/kept.py": b"k = 1\n",
     "vllm/gone.py": b"g = 1\n",
     "vllm/run.sh": b"#!/bin/sh\n",
+    "build_backend.py": b"ours = True\n",
 }
 CHANGES = [
     Change(path="vllm/__init__.py", data=b"x = 3\n"),
@@ -324,6 +325,36 @@ def test_installed_and_changed_since(installed: Path) -> None:
         added.write_bytes(before)
         kept.write_bytes(FILES["vllm/kept.py"])
         (here / "vllm/gone.py").unlink()
+
+
+def test_a_file_that_another_distribution_replaced_is_a_note(installed: Path) -> None:
+    """Both must agree: that it is not ours any more, and whose it is. A package's own never is."""
+    here = site(installed)
+    ours = {path: (here / path).read_bytes() for path in ("build_backend.py", "vllm/kept.py")}
+    other = here / "other-1.dist-info"
+    other.mkdir()
+    theirs = b"theirs = True\n"
+    rows = [distinfo.row(path, theirs) for path in ours]
+    try:
+        for path in ours:
+            (here / path).write_bytes(theirs)
+        (found,) = inspect_installed(installed)
+        assert {path for _, path in kinds(found)} == set(ours)
+        assert found.notes == ()
+        (other / "RECORD").write_bytes(distinfo.format_record(rows))
+        (found,) = inspect_installed(installed)
+        assert kinds(found) == {("content", "vllm/kept.py")}
+        assert [(note.path, note.what) for note in found.notes] == [
+            ("build_backend.py", "build_backend.py is the one of other-1")
+        ]
+        (here / "build_backend.py").write_bytes(b"nobody's = True\n")
+        (found,) = inspect_installed(installed)
+        assert ("content", "build_backend.py") in kinds(found)
+    finally:
+        for path, data in ours.items():
+            (here / path).write_bytes(data)
+        (other / "RECORD").unlink(missing_ok=True)
+        other.rmdir()
 
 
 def test_nothing_is_imported(installed: Path) -> None:

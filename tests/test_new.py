@@ -113,7 +113,7 @@ def test_a_series_that_was_changed_while_the_line_was_read(desk: Desk, work: Wor
     [
         (b"", "neither a mail nor a diff"),
         (b"--- a.py\n+++ a.py\n@@ -1 +1 @@\n-x\n+y\n", "neither a mail nor a diff"),
-        (b"diff --git a/a.py b/a.py\n@@ -1 +1 @@\n-x\n", "ends early"),
+        (b"diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x\n", "ends early"),
         (b"From x\n\nno headers\n", "holds no diff"),
     ],
 )

@@ -201,6 +201,8 @@ def inspect(app: App, wheels: tuple[Path, ...], installed: bool, python: Path | 
             ("name", "version", "line", "patches", "checked", "result"),
             [_inspection_row(one) for one in found],
         )
+        for note in (note for one in found for note in one.notes):
+            app.report.say(f"note: {note.what}")
     with told_with(app, document):
         if errors:
             raise errors[0]
@@ -231,7 +233,8 @@ def _inspection_document(one: Inspection) -> dict[str, Any]:
         "record": dict(one.record) if one.record is not None else None,
         "files": one.files,
         "effects": one.effects,
-        "problems": [{"kind": p.kind, "path": p.path, "what": p.what} for p in one.problems],
+        "problems": [asdict(problem) for problem in one.problems],
+        "notes": [asdict(note) for note in one.notes],
     }
 
 
