@@ -6,6 +6,9 @@ installed into it, so a fresh machine needs Python, git and a package index, no 
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+
 import nox
 
 nox.needs_version = ">=2024.10"
@@ -82,17 +85,35 @@ def install(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def cpu(session: nox.Session) -> None:
+    """Check what a line's patches do, on a CPU: ``nox -s cpu -- LINE [pytest's words]``.
+
+    Both wheels in an environment of their own; vLLM's own layers, groups and kernels over
+    gloo, with FlashInfer's device kernel replaced by a reference. Minutes, and 5 GB of disk.
+    """
+    line, *words = session.posargs or (DEFAULT_LINE,)
+    _project(session, "install")
+    session.run("vllm-overlay", "wheel", line)
+    folder = Path(session.virtualenv.location, f"patched-{line}")
+    torch = tomllib.loads(Path("patches", line, "line.toml").read_text())["torch"]
+    session.run("python", "-m", "tests.support.installers", folder, torch, *_wheels(session, line))
+    python = str(folder / "bin" / "python")
+    session.run(python, "-m", "pytest", "tests/patched", *words, external=True)
+
+
+@nox.session(default=False)
 def benchmarks(session: nox.Session) -> None:
-    """Measure apply and wheel against git am, quilt and a plain copy (needs quilt)."""
-    _project(session)
+    """Measure apply and wheel against git am, quilt, a plain copy and vLLM's own build.
+
+    Needs quilt; with ``-- --precompiled`` it makes vLLM's precompiled build too (minutes).
+    """
+    _project(session, *(("test", "wheel-peers") if session.posargs else ()))
     session.run("vllm-overlay", "fetch", DEFAULT_LINE)
     session.run("python", "benchmarks/apply.py", DEFAULT_LINE)
-    session.run("python", "benchmarks/wheel_copy.py", *session.posargs)
+    session.run("python", "benchmarks/wheel.py", DEFAULT_LINE, *session.posargs)
 
 
 def _wheels(session: nox.Session, line: str) -> list[str]:
-    from pathlib import Path
-
     found = sorted(Path("dist", line).glob("*.whl"), key=lambda path: path.stat().st_mtime)
     if not found:
         session.error(f"no wheels in dist/{line}")

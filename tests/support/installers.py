@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from packaging.metadata import parse_email
@@ -24,7 +26,6 @@ from overlay.pipconfig import read_pip_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 UNUSABLE_ON_CPU = {
     "nvidia-cutlass-dsl": "where it is, flashinfer 0.6 asks for a GPU's properties on import",
@@ -261,3 +262,15 @@ def _sha256(package: Mapping[str, Any]) -> str:
     """The hash of the file, where a pylock.toml leaves one to choose."""
     files = [package["archive"]] if "archive" in package else package.get("wheels", [])
     return str(files[0].get("hashes", {}).get("sha256", "")) if len(files) == 1 else ""
+
+
+def main(folder: str, torch: str, *wheels: str) -> None:
+    """Make a CPU environment with wheels and pytest: ``FOLDER TORCH_VERSION WHEEL...``."""
+    shutil.rmtree(folder, ignore_errors=True)
+    python, uv = make_venv(Path(folder)), Uv()
+    uv.install(python, f"torch=={torch}", "pytest").check()
+    uv.install_on_cpu(python, [Path(wheel) for wheel in wheels], Path(folder))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
