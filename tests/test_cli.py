@@ -199,7 +199,8 @@ def test_a_maintainers_way(run: Run, tiny: Tiny) -> None:
     diff = tiny.root / "a.diff"
     (work / "vllm" / "two.py").write_bytes(b"two = 222\n")
     diff.write_bytes(git(work, "diff", "--full-index"))
-    assert run("new", "tiny", "vllm", "largest", "--from", str(diff)).code == 0
+    author = ("--author", "Ada <ada@example.invalid>")
+    assert run("new", "tiny", "vllm", "largest", "--from", str(diff), *author).code == 0
     assert tiny.series("vllm")[-1] == "largest.patch"
     linted = run("lint", "tiny", "--json")
     assert linted.code == 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -117,6 +118,7 @@ def export(
     "--from", "file", type=click.File("rb"), default="-", help="A diff or a mail (default: stdin)."
 )
 @click.option("--subject", default="", help="Subject, when a plain diff is given.")
+@click.option("--author", metavar="'NAME <MAIL>'", help="Of a plain diff (default: git's user).")
 @reaches_sources
 def new(
     app: App,
@@ -126,6 +128,7 @@ def new(
     like: str | None,
     file: BinaryIO,
     subject: str,
+    author: str | None,
 ) -> None:
     """Append a diff or mail to LINE's UPSTREAM series as patch NAME; or make a line (--like)."""
     from overlay.new import new_line, new_patch
@@ -143,7 +146,10 @@ def new(
     read = app.line(line)
     base = _base(app, read, upstream)
     store = app.sources.store(upstream)
-    made = new_patch(read, upstream, name, file.read(), store, base.commit, subject=subject)
+    identity = f"{author} {int(time.time())} +0000" if author else ""
+    made = new_patch(
+        read, upstream, name, file.read(), store, base.commit, subject=subject, identity=identity
+    )  # fmt: skip
     hint = "complete its message in a checkout, " if made.is_template else ""
     _say_new(app, line, made.path, f"{made.path}: {made.applied.verdict}; {hint}then lock {line}")
 
