@@ -101,9 +101,8 @@ def main() -> None:
         print(f"wheel takes {copies:.1f} copies plus the start; peak memory {peak:.0f} MB")
         if options.precompiled:
             peer = precompiled(options.line, scratch)
-            print(
-                f"precompiled build of vLLM alone: {peer:.0f} s, {peer / medians['wheel']:.0f} times"
-            )
+            ratio = peer / medians["wheel"]
+            print(f"precompiled build of vLLM alone: {peer:.0f} s, {ratio:.0f} times as long")
 
 
 if __name__ == "__main__":

@@ -171,9 +171,7 @@ def overlay(case: Case, wheel: Path, root: Path, out: Path) -> Path:
         changes=changes,
         requirements={name: f"{name}{text}+{local}" for name, text in case.requirements.items()},
         record=record,
-        rewrites={
-            case.version_file: lambda data: case.rewrite(data, version, case.commit)
-        },
+        rewrites={case.version_file: lambda data: case.rewrite(data, version, case.commit)},
         report=Reporter(quiet=True),
     )
 
