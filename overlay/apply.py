@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from overlay.git import ObjectReader
     from overlay.patch import Patch
+    from overlay.source import Base
 
 # Changes whenever a state could come out differently from the same patches.
 STATE_FORMAT = 2
@@ -84,6 +86,15 @@ class PatchedTree(msgspec.Struct, frozen=True, kw_only=True):
     def final(self) -> dict[str, Effect]:
         """The last effect on each path over the whole series."""
         return {effect.path: effect for patch in self.patches for effect in patch.effects}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patched:
+    """One upstream of a line: where it stands and what the series made of it."""
+
+    base: Base
+    tree: PatchedTree
+    store: Store
 
 
 def apply_series(

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from overlay.pipeline import Patched
+    from overlay.apply import Patched
 
 __all__ = ["Fault", "Linted", "lint_line"]
 

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from overlay.apply import PatchedTree
+    from overlay.apply import Patched, PatchedTree
     from overlay.line import Line
-    from overlay.pipeline import Patched
 
 _HEAD = b"""\
 # What applying this line must give. Written by 'lock', checked by 'verify'; don't edit.

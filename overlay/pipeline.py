@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from overlay.apply import PatchedTree, apply_series
+from overlay.apply import Patched, apply_series
 from overlay.line import UPSTREAMS, Line, Upstream
 from overlay.lock import Lock, read_lock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from overlay.source import Base, Sources
-    from overlay.store import Store
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patched:
-    """One upstream of a line: where it stands and what the series made of it."""
-
-    base: Base
-    tree: PatchedTree
-    store: Store
+    from overlay.source import Sources
 
 
 def apply_line(

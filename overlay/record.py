@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from overlay.apply import PatchedTree
 
 RECORD_FORMAT = 1
-RECORD_FILE = "overlay.json"
 
 
 def make_record(line: Line, trees: Mapping[Upstream, PatchedTree]) -> bytes:
@@ -56,14 +55,6 @@ def canonical(document: object) -> bytes:
 def digest(record: bytes) -> str:
     """SHA-256 of a record, in hex."""
     return hashlib.sha256(record).hexdigest()
-
-
-def local_version(line: str, digest_: str) -> str:
-    """The local part of both wheels' versions.
-
-    The letter keeps a digest of digits only from being read as a number and normalised.
-    """
-    return f"{line}.o{digest_[:8]}"
 
 
 def _pin(pin: Pin) -> dict[str, str]:

@@ -16,9 +16,8 @@ from overlay.store import StoredTree
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from overlay.apply import Applied
+    from overlay.apply import Applied, Patched
     from overlay.diff import FileDiff, Hunk
-    from overlay.pipeline import Patched
 
 # How many lines of context are left out, at most, at either end to see whether fuzz would do
 _MAX_FUZZ = 2

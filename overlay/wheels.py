@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from pathlib import Path
 
-    from overlay.pipeline import Patched
+    from overlay.apply import Patched
     from overlay.report import Reporter
     from overlay.source import Sources
 

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from overlay.apply import apply_series
+from overlay.apply import Patched, apply_series
 from overlay.errors import LineError, OverlayError
 from overlay.line import read_line
 from overlay.lint import lint_line
 from overlay.patch import parse_patch
-from overlay.pipeline import Patched
 from overlay.source import Base
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from overlay.app import App, reaches_sources, told_with, verb
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from overlay.apply import Patched
     from overlay.line import Line, Upstream
     from overlay.lock import Lock
-    from overlay.pipeline import Patched
 
 
 @verb(

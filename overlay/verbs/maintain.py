@@ -15,8 +15,8 @@ from overlay.errors import LintError, OverlayError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from overlay.apply import Patched
     from overlay.line import Line, Upstream
-    from overlay.pipeline import Patched
     from overlay.source import Base
 
 UPSTREAM = click.Choice(["vllm", "flashinfer"])
