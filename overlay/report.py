@@ -19,6 +19,15 @@ if TYPE_CHECKING:
 
     Advance = Callable[[int], None]
 
+# Words that a reader looks for, wherever they fill a cell
+_GOOD, _SO_SO, _BAD = "green", "yellow", "bold red"
+_STYLES = {
+    **dict.fromkeys(("applies", "ok", "as recorded", "verified", "kept", "passed"), _GOOD),
+    **dict.fromkeys(("offset", "hint", "optional", "leftover", "rewritten", "stale"), _SO_SO),
+    **dict.fromkeys(("merged", "partly-merged", "conflict", "blocked"), _BAD),
+    **dict.fromkeys(("error", "missing", "not locked", "dropped", "failed"), _BAD),
+}
+
 
 class Reporter:
     """Prints for one invocation. Library code gets it passed in, and never prints by itself."""
@@ -52,7 +61,7 @@ class Reporter:
             task = bar.add_task(label, total=total)
             yield lambda n: bar.advance(task, n)
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """A table on a terminal; tab-separated lines elsewhere, so that ``cut`` works."""
         if not sys.stdout.isatty():
             for row in rows:
@@ -60,10 +69,12 @@ class Reporter:
             return
         from rich.console import Console
         from rich.table import Table
+        from rich.text import Text
 
-        table = Table(*columns, title=title or None, title_justify="left")
+        table = Table(*columns)
         for row in rows:
-            table.add_row(*row)
+            # Text, or rich would take words in brackets for its own markup and drop them
+            table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
         Console().print(table)
 
     def text(self, text: str) -> None:
