@@ -6,6 +6,7 @@ installed into it, so a fresh machine needs Python, git and a package index, no 
 
 from __future__ import annotations
 
+import ctypes
 import tomllib
 from pathlib import Path
 
@@ -77,28 +78,64 @@ def install(session: nox.Session) -> None:
 
     Minutes and 5 GB of disk for a while; 8 GB where no find-links folder has a CPU build of torch.
     """
-    line, *installers = session.posargs or (DEFAULT_LINE,)
+    line, force, installers = _asked(session)
     _project(session, "test", "install")
     only = ("-k", " or ".join(installers)) if installers else ()
-    env = {"OVERLAY_INSTALL_LINE": line}
-    session.run("pytest", "--log-cli-level=INFO", "tests/test_install.py", *only, env=env)
+    _check(session, "install", line, force, only)
+
+
+@nox.session(default=False)
+def static(session: nox.Session) -> None:
+    """Check a line's sources, without torch: ``nox -s static -- LINE [--force] [pytest's words]``.
+
+    Every state of both series, vLLM's calls into FlashInfer, the patches' postconditions, and
+    what the wheels require. Seconds.
+    """
+    line, force, words = _asked(session)
+    _project(session, "static")
+    _check(session, "static", line, force, words)
 
 
 @nox.session(default=False)
 def cpu(session: nox.Session) -> None:
-    """Check what a line's patches do, on a CPU: ``nox -s cpu -- LINE [pytest's words]``.
+    """Check what a line's patches do, on a CPU: ``nox -s cpu -- LINE [--force] [pytest's words]``.
 
     Both wheels in an environment of their own; vLLM's own layers, groups and kernels over
     gloo, with FlashInfer's device kernel replaced by a reference. Minutes, and 5 GB of disk.
     """
-    line, *words = session.posargs or (DEFAULT_LINE,)
+    line, force, words = _asked(session)
     _project(session, "install")
+    if not force and not words and _unchanged(session, "cpu", line):
+        return  # before minutes are spent on the environment
     session.run("vllm-overlay", "wheel", line)
     folder = Path(session.virtualenv.location, f"patched-{line}")
     torch = tomllib.loads(Path("patches", line, "line.toml").read_text())["torch"]
     session.run("python", "-m", "tests.support.installers", folder, torch, *_wheels(session, line))
-    python = str(folder / "bin" / "python")
-    session.run(python, "-m", "pytest", "tests/patched", *words, external=True)
+    _check(session, "cpu", line, True, words, python=folder / "bin" / "python")
+
+
+@nox.session(default=False)
+def gpu(session: nox.Session) -> None:
+    """Check a line's patches on a CUDA device: ``nox -s gpu -- LINE [--force] [pytest's words]``.
+
+    As ``cpu``, with kernels compiled, CUDA graphs, and on SM120 FlashInfer's own kernel. Minutes,
+    and 12 GB of disk. For a machine without a network there is ``vllm-overlay bundle``.
+    """
+    line, force, words = _asked(session)
+    _project(session, "install")
+    if not force and not words and _unchanged(session, "gpu", line):
+        return
+    if not _cuda_devices():
+        session.error(
+            "no CUDA device here: the gpu session needs one. For a machine that has one but no "
+            f"network, pack 'vllm-overlay bundle {line}'; without one there is 'nox -s cpu'"
+        )
+    session.run("vllm-overlay", "wheel", line)
+    folder = Path(session.virtualenv.location, f"patched-{line}")
+    torch = tomllib.loads(Path("patches", line, "line.toml").read_text())["torch"]
+    make = ("python", "-m", "tests.support.installers", "--cuda")
+    session.run(*make, folder, torch, *_wheels(session, line))
+    _check(session, "gpu", line, True, words, python=folder / "bin" / "python")
 
 
 @nox.session(default=False)
@@ -118,3 +155,48 @@ def _wheels(session: nox.Session, line: str) -> list[str]:
     if not found:
         session.error(f"no wheels in dist/{line}")
     return [str(path) for path in found[-2:]]
+
+
+def _asked(session: nox.Session) -> tuple[str, bool, tuple[str, ...]]:
+    """Line, whether to run what has passed already, and further words."""
+    words = [word for word in session.posargs if word != "--force"]
+    line, *rest = words or (DEFAULT_LINE,)
+    return line, "--force" in session.posargs, tuple(rest)
+
+
+def _unchanged(session: nox.Session, name: str, line: str) -> bool:
+    """Whether a receipt says that a check passed on this very line; says so."""
+    out = session.run("vllm-overlay", "check", name, line, "--due", "--quiet", silent=True)
+    answer = str(out or "").strip()
+    session.log(answer)
+    return answer.rpartition("\n")[2].startswith("unchanged")
+
+
+def _check(
+    session: nox.Session,
+    name: str,
+    line: str,
+    force: bool,
+    words: tuple[str, ...],
+    *,
+    python: Path | None = None,
+) -> None:
+    """Run a check on a line, which leaves a receipt, unless it has a passing one.
+
+    ``words`` go to pytest; they ask for a run of their own, which isn't the whole check.
+    """
+    if not force and not words and _unchanged(session, name, line):
+        return
+    options = ("--python", str(python)) if python else ()
+    session.run("vllm-overlay", "check", name, line, "--force", *options, "--", *words)
+
+
+def _cuda_devices() -> int:
+    """How many CUDA devices the driver has; 0 without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    ready = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+    return count.value if ready else 0

@@ -35,6 +35,10 @@ class App:
     def root(self) -> Path:
         """The ``patches`` folder: the one named, else the nearest above the current folder."""
         if self.patches is not None:
+            if not self.patches.is_dir():  # else nothing would be linted, and all collected
+                raise LineError(
+                    f"--patches {self.patches}: no such folder", fix="name the folder of the lines"
+                )
             return self.patches
         here = Path.cwd()
         for folder in (here, *here.parents):
@@ -108,7 +112,7 @@ def cli(ctx: click.Context, patches: Path | None) -> None:
     $VLLM_OVERLAY_CACHE, else the user's cache folder.
 
     Exit codes: 2 usage, 3 line, 4 patch, 5 source differs from its pin, 6 source out of reach,
-    7 bad verdict, 8 lock, 9 wheel, 10 lint, 11 machine, 12 export, 13 git.
+    7 bad verdict, 8 lock, 9 wheel, 10 lint, 11 machine, 12 export, 13 git, 14 check.
     """
     ctx.ensure_object(App)
     ctx.obj.patches = patches
@@ -166,7 +170,8 @@ def _set_quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
 
 def _set_source(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
-    del param
+    if value == "":  # as a path it would be the current folder
+        raise click.BadParameter("is empty", ctx, param)
     ctx.ensure_object(App).source = value
 
 

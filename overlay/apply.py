@@ -117,7 +117,7 @@ def apply_series(
     with machine_errors(store.states):
         store.states.mkdir(parents=True, exist_ok=True)
         for key, state in zip(keys[len(done) :], made, strict=True):
-            write_atomic(store.states / f"{key}.json", msgspec.json.encode(state))
+            write_atomic(store.states / f"{key}.json", msgspec.json.encode(_keep(key, state)))
     return PatchedTree(base=base, patches=(*done, *made))
 
 
@@ -155,14 +155,29 @@ def _state_keys(base: Commit, patches: Sequence[Patch]) -> list[str]:
     return keys
 
 
+class _Kept(Applied, frozen=True, kw_only=True):
+    """A state in its file. One that was damaged since would pass for a change of the line."""
+
+    check: str
+
+
+def _keep(key: str, state: Applied) -> _Kept:
+    check = hashlib.sha256(key.encode() + msgspec.json.encode(state)).hexdigest()
+    fields = {name: getattr(state, name) for name in Applied.__struct_fields__}
+    return _Kept(**fields, check=check)
+
+
 def _known(store: Store, keys: list[str]) -> list[Applied]:
     """States that were made before, from the first patch on without a gap."""
     found: list[Applied] = []
     for key in keys:
         path = store.states / f"{key}.json"
         try:
-            state = msgspec.json.decode(path.read_bytes(), type=Applied, strict=True)
-        except (OSError, msgspec.DecodeError):
+            kept = msgspec.json.decode(path.read_bytes(), type=_Kept, strict=True)
+        except (OSError, UnicodeDecodeError, msgspec.DecodeError):
+            break
+        state = Applied(**{name: getattr(kept, name) for name in Applied.__struct_fields__})
+        if kept != _keep(key, state):
             break
         with contextlib.suppress(OSError):  # a cache that is read-only still answers
             os.utime(path)  # 'cache gc' goes by last use

@@ -115,7 +115,7 @@ def checkout(
     folder = folder.resolve()
     commit = _commit_at(patched, line, upstream, at)
     _check_free(folder)
-    with machine_errors(folder), _beside(folder) as new:
+    with machine_errors(folder, is_cache=False), _beside(folder) as new:
         git_folder = new / ".git"
         git_folder.mkdir()
         env = {"GIT_DIR": str(git_folder), "GIT_WORK_TREE": str(new)}

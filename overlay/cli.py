@@ -9,16 +9,17 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from pathlib import Path
 
 import click
 
 from overlay.app import App, cli
 from overlay.errors import MachineError, OverlayError
-from overlay.report import Reporter
-from overlay.verbs import build, look, maintain
+from overlay.report import Reporter, prepare_streams
+from overlay.verbs import build, bundle, check, look, maintain
 
 # Importing the verbs has registered them
-__all__ = ["build", "cli", "look", "main", "maintain"]
+__all__ = ["build", "bundle", "check", "cli", "look", "main", "maintain"]
 
 INTERRUPTED, INTERNAL = 130, 70
 DEBUG_VARIABLE = "VLLM_OVERLAY_DEBUG"
@@ -26,6 +27,7 @@ DEBUG_VARIABLE = "VLLM_OVERLAY_DEBUG"
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one invocation and return its exit code."""
+    prepare_streams()
     given = sys.argv[1:] if arguments is None else arguments
     # --json must hold for usage errors too, which come before any option is processed
     app = App(report=Reporter(as_json="--json" in given))
@@ -37,24 +39,21 @@ def main(arguments: list[str] | None = None) -> int:
     except click.ClickException as error:
         return _usage(app, error)
     except (click.Abort, KeyboardInterrupt):
-        app.report.say("interrupted; nothing half-written was left, run it again")
-        return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output went away, as 'head' does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        refused = OverlayError("interrupted; nothing half-written was left", fix="run it again")
+        return _refuse(app, refused, INTERRUPTED)
+    except SystemExit:  # click's, when the reader of its help goes away, as 'head' does
         return 0
     except OSError as error:
         refused = MachineError(str(error), fix="see 'doctor' for what this machine lacks")
-        app.report.error(refused)
-        return _debug(refused.exit_code)
+        if not _has_folder():
+            refused = MachineError("the current folder is gone", fix="go to another one (cd)")
+        return _debug(_refuse(app, refused, refused.exit_code))
     except Exception as error:  # the last resort: a defect of ours
-        app.report.error(
-            OverlayError(
-                f"internal error: {type(error).__name__}: {error}",
-                fix=f"report it with the output of the same command under {DEBUG_VARIABLE}=1",
-            )
+        refused = OverlayError(
+            f"internal error: {type(error).__name__}: {error}",
+            fix=f"report it with the output of the same command under {DEBUG_VARIABLE}=1",
         )
-        return _debug(INTERNAL)
+        return _debug(_refuse(app, refused, INTERNAL))
     return code if isinstance(code, int) else 0
 
 
@@ -62,9 +61,20 @@ def _usage(app: App, error: click.ClickException) -> int:
     refused = OverlayError(error.format_message())
     if isinstance(error, click.UsageError) and error.ctx is not None:
         refused.fix = f"see '{error.ctx.command_path} --help'"
-    refused.exit_code = error.exit_code
+    return _refuse(app, refused, error.exit_code)
+
+
+def _refuse(app: App, refused: OverlayError, code: int) -> int:
+    refused.exit_code = code
     app.report.error(refused)
-    return int(error.exit_code)
+    return code
+
+
+def _has_folder() -> bool:
+    try:
+        return bool(Path.cwd())
+    except OSError:
+        return False
 
 
 def _debug(code: int) -> int:

@@ -218,7 +218,7 @@ def overlay_version(public: str, record: bytes) -> str:
     """
     try:
         line = json.loads(record)["line"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise WheelError("the provenance record names no line", why=repr(error)) from error
     version = f"{public}+{line}.o{hashlib.sha256(record).hexdigest()[:8]}"
     try:
@@ -269,12 +269,12 @@ def flashinfer_build_meta(data: bytes, version: str, commit: str) -> bytes:
 
     - Kernels compiled on demand are cached below a folder named for this version. Patched and
       unpatched sources, and two states of a line, so never share objects.
-    - Import compares it with ``flashinfer-jit-cache`` and ``flashinfer-cubin`` where these are
-      installed, and refuses. With neither installed nothing is compared: vLLM requires
-      neither. For ``flashinfer-jit-cache`` that refusal is right: it holds kernels compiled
-      from unpatched sources, which would be used instead of the patched ones. The binaries of
-      ``flashinfer-cubin`` come from no source that a patch can touch, so with only that one
-      installed ``FLASHINFER_DISABLE_VERSION_CHECK=1`` is safe.
+    - Import compares it with ``flashinfer-jit-cache`` where that is installed, and refuses, which
+      is right: it holds kernels compiled from unpatched sources, which would be used instead of
+      the patched ones.
+    - Import compares it with ``flashinfer-cubin`` too. Those binaries come from no source that a
+      patch can touch, so lines carry a patch (``cubin-version``) that compares public versions;
+      without it, import refuses that companion as well.
 
     Stating the bare upstream version instead would satisfy both checks, and so let stale and
     prebuilt kernels shadow patched sources unnoticed.

@@ -95,3 +95,9 @@ class GitError(OverlayError):
     """A git command failed in a way that no verb foresaw."""
 
     exit_code = 13
+
+
+class CheckError(OverlayError):
+    """A check of a patched tree failed, or its receipt can't be used."""
+
+    exit_code = 14

@@ -102,7 +102,7 @@ def export(
         gone = [name for name in old if name not in files]
         _check_drops([name for name in gone if name not in renamed], drop, names, old)
         target = line.folder / upstream
-        with machine_errors(target):
+        with machine_errors(target, is_cache=False):
             written = publish(
                 target, files, _series(target, names, renamed),
                 gone + _left_behind(work.record, target, files, old),

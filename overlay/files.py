@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+# What to do, and what else where it is the cache that can't be written to
 _REMEDIES = {
-    errno.ENOSPC: "free some room, or set VLLM_OVERLAY_CACHE to a folder on another disk",
-    errno.EDQUOT: "free some room, or set VLLM_OVERLAY_CACHE to a folder on another disk",
-    errno.EROFS: "set VLLM_OVERLAY_CACHE to a folder that can be written to",
-    errno.EACCES: "set VLLM_OVERLAY_CACHE to a folder that can be written to",
-    errno.EPERM: "set VLLM_OVERLAY_CACHE to a folder that can be written to",
+    errno.ENOSPC: "free some room there",
+    errno.EDQUOT: "free some room there",
+    errno.EROFS: "make it a place that you may write to",
+    errno.EACCES: "make it a place that you may write to",
+    errno.EPERM: "make it a place that you may write to",
 }
+_CACHE_REMEDY = ", or set VLLM_OVERLAY_CACHE to a folder on another disk"
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
@@ -42,15 +44,21 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
 
 
 @contextlib.contextmanager
-def machine_errors(path: Path) -> Iterator[None]:
-    """Turn a full, read-only or forbidden disk into a ``MachineError`` that names ``path``."""
+def machine_errors(path: Path, *, is_cache: bool = True) -> Iterator[None]:
+    """Turn a full, read-only or forbidden disk into a ``MachineError`` that names ``path``.
+
+    Args:
+        path: what is written to.
+        is_cache: it lies in the cache, which may be put elsewhere.
+    """
     try:
         yield
     except OSError as error:
         if error.errno not in _REMEDIES:
             raise
         raise MachineError(
-            f"can't write to {path}: {error.strerror}", fix=_REMEDIES[error.errno]
+            f"can't write to {path}: {error.strerror}",
+            fix=_REMEDIES[error.errno] + (_CACHE_REMEDY if is_cache else ""),
         ) from None
 
 

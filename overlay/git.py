@@ -82,6 +82,7 @@ class Git:
             raise GitError(
                 f"git {_command(arguments)} failed with exit code {code}",
                 why=err.decode(errors="replace").strip(),
+                fix=_damaged(self.folder),
             )
         return bytes(out)
 
@@ -104,6 +105,10 @@ class Git:
         # GitPython's wrapper kills the child when it is collected; the caller owns it now.
         process.proc = None
         return popen
+
+
+def _damaged(folder: Path) -> str:
+    return f"if it stays so, delete {folder}: all in it can be made again"
 
 
 def _command(arguments: Sequence[str]) -> str:
@@ -136,12 +141,25 @@ class ObjectReader:
         if head.endswith((b" missing\n", b" ambiguous\n")):
             return None
         try:
-            oid, kind, size = head.decode().split()
+            oid, kind, text = head.decode().split()
+            size = int(text)
         except ValueError:
-            raise GitError("git cat-file stopped", why=f"{self._git.folder}: {head!r}") from None
-        data = self._process.stdout.read(int(size))
-        self._process.stdout.read(1)
+            raise self._stopped(head) from None
+        data = self._process.stdout.read(size)
+        if self._process.stdout.read(1) != b"\n":
+            raise self._stopped(head)
         return oid, kind, data
+
+    def _stopped(self, head: bytes) -> GitError:
+        assert self._process is not None  # noqa: S101 - get() started it
+        assert self._process.stderr is not None  # noqa: S101
+        self._process.kill()  # it may live on, out of step with us; only then its errors end
+        why = self._process.stderr.read().decode(errors="replace").strip()
+        return GitError(
+            "git cat-file stopped",
+            why=why or f"{self._git.folder}: it said {head!r}",
+            fix=_damaged(self._git.folder),
+        )
 
     def close(self) -> None:
         """End the process; reading again starts another."""

@@ -103,10 +103,16 @@ def inspect_wheel(path: Path) -> Inspection:
     except InvalidWheelFilename as error:
         raise WheelError(f"{path.name} isn't the name of a wheel", why=str(error)) from error
     try:
+        if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
+            raise WheelError(f"{path} is no file")
         with path.open("rb", buffering=0) as file:
             files = _WheelFiles(file.fileno(), path.name)
             info = _info_folder(files.names(), path.name)
-            return _Check(path, name, str(version), info, files).run()
+            check = _Check(path, name, str(version), info, files)
+            is_ours = files.has(f"{info}/{distinfo.RECORD_MEMBER}")
+            if is_ours and not rawzip.is_canonical(file.fileno(), files.members.values()):
+                check.say("form", "", "its zip structure isn't as it was built: edited or repacked")
+            return check.run()
     except OSError as error:
         raise MachineError(f"{path} can't be read", why=str(error)) from error
 
@@ -408,10 +414,12 @@ def _provenance(data: bytes) -> dict[str, Any]:
             for patch in record["series"][upstream]:
                 for effect in patch["effect"]:
                     _ = effect["path"] + effect["mode"] + effect["blob"]
+                _ = patch["name"] + ""
         _ = record["requirements"].items()
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        encoded = canonical.encode("utf-8")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise WheelError(f"the provenance record is malformed: {error!r}") from error
-    if canonical.encode("utf-8") != data:
+    if encoded != data:
         raise WheelError("the provenance record isn't in canonical form")
     result: dict[str, Any] = record
     return result

@@ -6,7 +6,9 @@ looks at a source or a store.
 
 from __future__ import annotations
 
+import codecs
 import difflib
+import errno
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, get_args
@@ -30,7 +32,7 @@ PROJECTS: dict[Upstream, str] = {"vllm": "vllm", "flashinfer": "flashinfer-pytho
 
 LINE_FILE, LOCK_FILE, SERIES_FILE = "line.toml", "lock.toml", "series"
 _T = TypeVar("_T")
-CODENAME = re.compile(r"[a-z][a-z0-9]*\Z")
+CODENAME = re.compile(r"[a-z][a-z0-9]{0,31}\Z")
 
 _Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="SHA-256, 64 hex digits")]
 _Id = Annotated[str, Meta(pattern=r"^[0-9a-f]{40}\Z", description="git id, 40 hex digits")]
@@ -173,7 +175,7 @@ class Line:
 
 def find_lines(root: Path) -> list[str]:
     """Names of all lines below ``root`` (the ``patches`` folder), sorted."""
-    return sorted(path.parent.name for path in root.glob(f"*/{LINE_FILE}"))
+    return sorted(path.parent.name for path in root.glob(f"*/{LINE_FILE}") if path.is_file())
 
 
 def read_line(root: Path, name: str) -> Line:
@@ -200,7 +202,7 @@ def read_series(folder: Path) -> tuple[Patch, ...]:
     for name, at in series_names(folder / SERIES_FILE):
         path = folder / f"{name}{SUFFIX}"
         try:
-            raw = path.read_bytes()
+            raw = read_file(path)
         except OSError as error:
             raise LineError(
                 f"{folder.name}/{SERIES_FILE}:{at}: can't read {path.name}: {error.strerror}",
@@ -215,13 +217,15 @@ def series_names(path: Path) -> Iterator[tuple[str, int]]:
     """Patch names of a ``series`` file, each with its line number; ``#`` starts a comment."""
     where = f"{path.parent.name}/{path.name}"
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = read_file(path).decode("utf-8")
     except FileNotFoundError:
         return
+    except OSError as error:
+        raise LineError(f"can't read {where}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise LineError(f"{where} is not UTF-8 (byte {error.start})") from None
     seen: dict[str, int] = {}
-    for at, line in enumerate(text.splitlines(), start=1):
+    for at, line in enumerate(text.split("\n"), start=1):
         entry = re.sub(r"(^|\s)#.*", "", line).strip()
         if not entry:
             continue
@@ -236,6 +240,13 @@ def series_names(path: Path) -> Iterator[tuple[str, int]]:
             raise LineError(f"{where}:{at}: {entry} is listed already, at line {seen[name]}")
         seen[name] = at
         yield name, at
+
+
+def read_file(path: Path) -> bytes:
+    """A file's content. Raises ``OSError``, also for what has no end, such as a pipe."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return path.read_bytes()
 
 
 def _check_names(patches: list[Patch], folder: Path) -> None:
@@ -256,7 +267,7 @@ def read_toml(path: Path, kind: type[_T]) -> _T:
     """Decode a TOML file into ``kind``. Raises ``LineError`` naming file, key and expectation."""
     where = f"{path.parent.name}/{path.name}"
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=kind)
+        return msgspec.toml.decode(read_file(path), type=kind)
     except OSError as error:
         raise LineError(f"can't read {where}: {error.strerror}") from None
     except msgspec.ValidationError as error:
@@ -266,7 +277,16 @@ def read_toml(path: Path, kind: type[_T]) -> _T:
             f"{where}: {key}: {_lower(message)}", fix=_known_keys(message, key, kind)
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise LineError(f"{where} is no TOML: {error}") from None
+        raise LineError(f"{where} is no TOML: {error}", fix=_toml_remedy(path)) from None
+
+
+def _toml_remedy(path: Path) -> str:
+    raw = path.read_bytes()
+    if raw.startswith(codecs.BOM_UTF8):
+        return "save it without a byte-order mark"
+    if path.name == LOCK_FILE:  # after a merge with conflicts, say
+        return f"delete it and run 'lock {path.parent.name}'; look at what git diff says then"
+    return ""
 
 
 def _lower(message: str) -> str:

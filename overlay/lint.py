@@ -32,6 +32,7 @@ from overlay.line import (
     Pin,
     Settings,
     Upstream,
+    read_file,
     read_line,
     read_toml,
 )
@@ -81,7 +82,7 @@ def lint_line(root: Path, name: str, *, trees: Mapping[Upstream, Patched] | None
         LineError: there is no such folder.
     """
     folder = root / name
-    if "/" in name or not folder.is_dir():
+    if name not in {path.name for path in root.iterdir() if path.is_dir()}:
         read_line(root, name)  # which refuses, and says what there is
     faults = list(_settings(folder))
     faults += _folder(folder)
@@ -122,7 +123,7 @@ def _settings(folder: Path) -> Iterator[Fault]:
     path = folder / LINE_FILE
     file = f"{folder.name}/{LINE_FILE}"
     try:
-        text = path.read_bytes().decode()
+        text = read_file(path).decode()
         table = tomllib.loads(text)
     except OSError as error:
         yield _fault(file, 0, "line-file", f"can't be read: {error.strerror}",
@@ -271,8 +272,8 @@ def _series(folder: Path, upstream: Upstream) -> tuple[list[Fault], dict[str, Pa
     names = [*listed, *sorted(_patch_names(home) - listed.keys())]
     for name in names:
         try:
-            raw = (home / f"{name}{SUFFIX}").read_bytes()
-        except OSError:
+            raw = read_file(home / f"{name}{SUFFIX}")
+        except (OSError, ValueError):  # no such file, or no such name: a NUL in it
             continue  # said already
         file = f"{where}/{name}{SUFFIX}"
         checked[name] = check_patch(raw, name=name, file=file, upstream=upstream)
@@ -283,7 +284,7 @@ def _series(folder: Path, upstream: Upstream) -> tuple[list[Fault], dict[str, Pa
 
 def _entries(path: Path, file: str, faults: list[Fault]) -> list[tuple[str, int]]:
     try:
-        text = path.read_bytes().decode()
+        text = read_file(path).decode()
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -293,7 +294,7 @@ def _entries(path: Path, file: str, faults: list[Fault]) -> list[tuple[str, int]
         faults.append(_fault(file, 0, "series", f"is not UTF-8 (byte {error.start})"))
         return []
     lines = ((re.sub(r"(^|\s)#.*", "", line).strip(), at)
-             for at, line in enumerate(text.splitlines(), start=1))  # fmt: skip
+             for at, line in enumerate(text.split("\n"), start=1))  # fmt: skip
     return [(entry, at) for entry, at in lines if entry]
 
 
@@ -309,7 +310,7 @@ def _entry_faults(
     elif name in listed:
         yield _fault(file, at, "listed-twice", f"{entry} is listed already, at line {listed[name]}",
                      "take one of the lines out")  # fmt: skip
-    elif not (home / entry).is_file():
+    elif entry not in {path.name for path in home.iterdir() if path.is_file()}:
         yield _fault(file, at, "missing", f"{entry} is listed, but there is no such file",
                      "restore the file, or take the line out")  # fmt: skip
 

@@ -99,7 +99,7 @@ def write_lock(line: Line, lock: Lock) -> Path:
     import tomli_w
 
     path = line.folder / LOCK_FILE
-    with machine_errors(path):
+    with machine_errors(path, is_cache=False):
         text = tomli_w.dumps(msgspec.to_builtins(lock))
         write_atomic(path, _HEAD + text.encode())
     return path

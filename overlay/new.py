@@ -78,15 +78,19 @@ def new_line(root: Path, name: str, *, like: str) -> Path:
     if folder.exists():
         raise LineError(f"{root.name}/{name} exists already", fix="choose another name")
     new = root / f".new-{name}"
-    with machine_errors(root):
+    with machine_errors(root, is_cache=False):
         shutil.rmtree(new, ignore_errors=True)  # of a killed run
-        new.mkdir()
-        shutil.copyfile(template.folder / LINE_FILE, new / LINE_FILE)
-        for upstream in UPSTREAMS:
-            (new / upstream).mkdir()
-            heading = f"# {upstream} {template.pin(upstream).version}.\n"
-            write_atomic(new / upstream / SERIES_FILE, heading.encode())
-        new.rename(folder)
+        try:
+            new.mkdir()
+            shutil.copyfile(template.folder / LINE_FILE, new / LINE_FILE)
+            for upstream in UPSTREAMS:
+                (new / upstream).mkdir()
+                heading = f"# {upstream} {template.pin(upstream).version}.\n"
+                write_atomic(new / upstream / SERIES_FILE, heading.encode())
+            new.rename(folder)
+        except BaseException:
+            shutil.rmtree(new, ignore_errors=True)
+            raise
     return folder
 
 
@@ -152,7 +156,10 @@ def _append(
     target = line.folder / upstream
     old = {each.name: each for each in line.series[upstream]}
     files = {name: each.raw for name, each in old.items()} | {patch.name: mail}
-    with locked(store.folder.with_suffix(".export.lock")), machine_errors(target):
+    with (
+        locked(store.folder.with_suffix(".export.lock")),
+        machine_errors(target, is_cache=False),
+    ):
         if read_series(target) != line.series[upstream]:
             raise LineError(f"the {upstream} series was changed meanwhile", fix="run it again")
         series = target / SERIES_FILE
@@ -186,6 +193,14 @@ def _mail(diff: bytes, name: str, subject: str, identity: str) -> bytes:
             why="no line starts with 'diff --git '",
             fix="write it with 'git diff --binary --full-index', or with git format-patch",
         )
+    if diff[start.start() :].partition(b"\n")[0].endswith(b"\r"):
+        raise PatchError(
+            f"{name}: the diff has CRLF line ends",
+            why="an editor, a download or git's autocrlf rewrote it",
+            fix="write it again, with 'git diff --binary --full-index' into a file",
+        )
+    if not subject.isprintable():
+        raise PatchError(f"{name}: the subject {subject!r} is not one line of text")
     match = _IDENTITY.match(identity)
     if match is None:
         raise PatchError(f"{name}: {identity!r} names no author", fix="say 'Name <mail>'")
@@ -212,7 +227,7 @@ def _user() -> str:
     if done.returncode:
         raise MachineError(
             "git does not know who you are",
-            why=done.stderr.decode(errors="replace").strip().splitlines()[-1],
+            why="\n".join(done.stderr.decode(errors="replace").strip().splitlines()[-1:]),
             fix="run 'git config --global user.name ...' and 'user.email', or give --author",
         )
     return done.stdout.decode(errors="replace").strip()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SUFFIX = ".patch"
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]*\Z")
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,199}\Z")
 # The name travels with a commit in this trailer; patch files never hold it.
 NAME_TRAILER = "Patch-Name"
 

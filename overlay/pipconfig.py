@@ -129,7 +129,8 @@ def read_pip_config() -> PipConfig:
             )
         raise MachineError(
             "pip can't say how it is configured",
-            why="\n".join(done.stderr.strip().splitlines()[-3:]),
+            # pip tells of some faults on its standard output
+            why="\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-3:]),
             fix="correct pip's configuration until `python -m pip config list` works",
         )
     return parse_pip_config(done.stdout.splitlines())

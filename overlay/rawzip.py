@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from overlay.errors import WheelError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 _LOCAL = struct.Struct("<4s5H3I2H")
 _CENTRAL = struct.Struct("<4s4B4H3I5H2I")
@@ -116,7 +116,7 @@ def _member(fd: int, info: zipfile.ZipInfo, label: str) -> Member:
             why="Installers are only sure to know stored (0) and deflated (8).",
             fix=_REFETCH,
         )
-    head = os.pread(fd, _LOCAL.size, info.header_offset)
+    head = os.pread(fd, _LOCAL.size, info.header_offset) if info.header_offset >= 0 else b""
     fields = _LOCAL.unpack(head) if len(head) == _LOCAL.size else (b"",) * 11
     start = info.header_offset + _LOCAL.size
     raw = name.encode("utf-8")
@@ -191,6 +191,37 @@ def _corrupt(member: Member, label: str) -> WheelError:
     return WheelError(f"{label} has a corrupt member: {member.name}", fix=_REFETCH)
 
 
+def is_canonical(fd: int, members: Iterable[Member]) -> bool:
+    """Whether ``Writer`` would make this zip of these members, in the directory's order.
+
+    Then no byte of it can change unnoticed: what is neither content nor mode of a member is
+    compared here.
+    """
+    central, count, offset = b"", 0, 0
+    for m in members:
+        local, entry = _headers(m.name, m.mode, m.method, m.crc, m.packed, m.size, offset)
+        if m.start != offset + len(local) or os.pread(fd, len(local), offset) != local:
+            return False
+        central, count, offset = central + entry, count + 1, m.start + m.packed
+    rest = central + _end(count, len(central), offset)
+    return os.pread(fd, len(rest) + 1, offset) == rest
+
+
+def _headers(
+    name: str, mode: int, method: int, crc: int, packed: int, size: int, offset: int
+) -> tuple[bytes, bytes]:
+    """A member's local header, which stands at ``offset``, and its entry of the directory."""
+    raw = name.encode("utf-8")
+    flags = 0 if name.isascii() else _UTF8
+    body = (flags, method, 0, _DATE, crc, packed, size, len(raw), 0)
+    entry = _CENTRAL.pack(b"PK\x01\x02", 20, 3, 20, 0, *body, 0, 0, 0, mode << 16, offset)
+    return _LOCAL.pack(b"PK\x03\x04", 20, *body) + raw, entry + raw
+
+
+def _end(count: int, size: int, offset: int) -> bytes:
+    return _END.pack(b"PK\x05\x06", 0, 0, count, count, size, offset, 0)
+
+
 class Writer:
     """Writes a zip to an empty file: headers of one canonical form, times all 1980-01-01.
 
@@ -241,10 +272,8 @@ class Writer:
                 why="Above 4 GiB or 65534 members a zip needs the ZIP64 form, not written here.",
                 fix="Build this wheel with the upstream's own build.",
             )
-        size = len(self._central)
         self._put(self._central)
-        count = self._count
-        self._put(_END.pack(b"PK\x05\x06", 0, 0, count, count, size, self._offset, 0))
+        self._put(_end(self._count, len(self._central), self._offset))
         self._flush()
 
     def _head(self, name: str, mode: int, method: int, crc: int, packed: int, size: int) -> None:
@@ -254,15 +283,10 @@ class Writer:
                 why="That needs the ZIP64 form, which is not written here.",
                 fix="Build this wheel with the upstream's own build.",
             )
-        raw = name.encode("utf-8")
-        flags = 0 if name.isascii() else _UTF8
-        body = (flags, method, 0, _DATE, crc, packed, size, len(raw), 0)
-        self._central += _CENTRAL.pack(
-            b"PK\x01\x02", 20, 3, 20, 0, *body, 0, 0, 0, mode << 16, self._offset
-        )
-        self._central += raw
-        self._put(_LOCAL.pack(b"PK\x03\x04", 20, *body) + raw)
-        self._offset += _LOCAL.size + len(raw)
+        local, entry = _headers(name, mode, method, crc, packed, size, self._offset)
+        self._central += entry
+        self._put(local)
+        self._offset += len(local)
         self._count += 1
 
     def _put(self, data: bytes | bytearray | memoryview) -> None:

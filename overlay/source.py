@@ -161,7 +161,7 @@ class _Wanted:
         raise UnavailableError(
             f"{self.upstream} {self.pin.version} can't be had from any source of the line",
             why="\n".join(
-                f"{kind}: {error.what}"
+                "\n  ".join((f"{kind}: {error.what}", *error.why.splitlines()))
                 for kind, error in zip(self.pin.sources, missing, strict=True)
             ),
             fix=missing[0].fix,
@@ -212,11 +212,13 @@ class _Wanted:
         return Base(commit=commit, kind="git", origin=origin, url=url)
 
     def path(self, path: Path, known: Mapping[str, str]) -> Base:
-        """Base from a path: an archive, a git repository, or a plain folder."""
+        """Base from a path: an archive, a folder of archives, a git repository, a plain folder."""
         if not path.exists():
             raise SourceError(
                 f"--source {path}: no such file or folder", fix="say archive, git, or a path"
             )
+        if (path / self.pin.sdist.file).is_file():  # a folder of archives, one an upstream
+            path /= self.pin.sdist.file
         if path.is_file():
             _check_hash(path, self.pin.sdist.sha256)
             return self.archive(path)
@@ -224,6 +226,10 @@ class _Wanted:
             if self.pin.commit is None:
                 return self.kind("git")  # which says why not
             return self.git(str(path.absolute()), check_tag=False)
+        if not path.is_dir():
+            raise SourceError(
+                f"--source {path}: neither a file nor a folder", fix="say archive, git, or a path"
+            )
         promised = {**self._promised(), **known}
         if not promised:
             raise SourceError(

@@ -8,6 +8,7 @@ depend on tree and pin alone, whichever source the tree came from.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 import weakref
@@ -69,7 +70,17 @@ class Store:
         with locked(self.folder.with_suffix(".lock")), machine_errors(self.folder):
             if not (self.folder / "HEAD").exists():
                 self._create()
+            self._clear_locks()
             yield
+
+    def _clear_locks(self) -> None:
+        """Remove locks of git processes that were killed, or every later write would fail.
+
+        They are of dead ones: whoever writes holds our own lock, which goes with its process.
+        """
+        for pattern in ("refs/overlay/**/*.lock", "packed-refs.lock", "shallow.lock"):
+            for left in self.folder.glob(pattern):
+                left.unlink(missing_ok=True)
 
     def exists(self) -> bool:
         """Whether anything was ever put here."""
@@ -115,7 +126,16 @@ class Store:
             Git(new).run(
                 "init", "--quiet", "--bare", "--template=", "--object-format=sha1", str(new)
             )
-            new.rename(self.folder)
+            try:
+                new.rename(self.folder)
+            except OSError as error:
+                if error.errno not in (errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                raise MachineError(
+                    f"{self.folder} is there, and is no store",
+                    why="it has no HEAD",
+                    fix=f"delete {self.folder}: all in it can be made again",
+                ) from None
 
 
 class WrongTreeError(Exception):
@@ -217,7 +237,11 @@ class FastImport:
                 why=why.splitlines()[0],
                 fix="free some room, or set VLLM_OVERLAY_CACHE to a folder that can be written to",
             )
-        return GitError("git fast-import failed", why=why)
+        return GitError(
+            "git fast-import failed",
+            why=why,
+            fix=f"if it stays so, delete {self._store.folder}: all in it can be made again",
+        )
 
 
 class StoredTree:
@@ -269,7 +293,10 @@ class StoredTree:
             if found is not None and found[0] == 0o40000:
                 tree = self._reader.get(found[1])
                 if tree is None:
-                    raise GitError(f"tree {found[1]} is missing from the store")
+                    raise GitError(
+                        f"tree {found[1]} is missing from the store",
+                        fix="delete the store ('cache' says where): all in it can be made again",
+                    )
                 self._folders[folder] = parse_tree(tree[2])
         return self._folders[folder]
 

@@ -129,12 +129,15 @@ LEFT = [
     f"downloads/{SHA}/vllm-1.tar.gz.ok.part",
     f"states/vllm/.{'0' * 64}.json.abcd_123",
     "stores/vllm.git/HEAD.lock",
-    "stores/vllm.git/packed-refs.lock",
     "stores/vllm.git/objects/pack/tmp_pack_Ab12",
     "stores/vllm.git/objects/pack/.tmp-12-pack-ab.pack",
     "stores/vllm.git/objects/ab/tmp_obj_x1",
-    f"stores/vllm.git/refs/overlay/tip/{'0' * 64}.lock",
     "stores/.new-xyz/vllm.git/HEAD",
+]
+LOCKS = [
+    "packed-refs.lock",
+    "shallow.lock",
+    f"refs/overlay/tip/{'0' * 64}.lock",
 ]
 
 
@@ -160,6 +163,14 @@ def test_young_leftovers_may_belong_to_somebody(filled: Filled, name: str) -> No
     left = put(filled.cache / name)
     filled.collect()
     assert left.exists()
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_locks_of_killed_git_processes_go_with_the_next_write(filled: Filled, name: str) -> None:
+    left = put(filled.store.folder / name)
+    assert any(item.kind == "leftover" for item in describe(filled.cache))
+    with filled.store.writing():
+        assert not left.exists()
 
 
 def test_a_download_under_way_is_left_alone(filled: Filled) -> None:

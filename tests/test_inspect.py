@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import venv
@@ -105,7 +106,8 @@ def tamper(
 
 
 def kinds(inspection: Inspection) -> set[tuple[str, str]]:
-    return {(problem.kind, problem.path) for problem in inspection.problems}
+    """All but that ``tamper`` writes another zip: each test is about what else is seen."""
+    return {(problem.kind, problem.path) for problem in inspection.problems} - {("form", "")}
 
 
 def info_of(wheel: Path) -> str:
@@ -223,6 +225,8 @@ def test_a_record_that_was_edited(tmp_path: Path) -> None:
         (canonical(DOCUMENT | {"requirements": []}), "malformed"),
         (canonical({"series": {"vllm": [{"effect": [{}]}], "flashinfer": []}}), "malformed"),
         (b'{"line":"infernal"}', "malformed"),
+        (canonical({"series": {"vllm": [{"name": 1, "effect": []}], "flashinfer": []}}), "malf"),
+        (canonical(DOCUMENT | {"x": "X"}).replace(b'"X"', b'"\\ud800"'), "malformed"),
     ],
 )
 def test_a_record_of_no_use(tmp_path: Path, record: bytes, message: str) -> None:
@@ -230,6 +234,13 @@ def test_a_record_of_no_use(tmp_path: Path, record: bytes, message: str) -> None
     (problem,) = inspect_wheel(wheel).problems
     assert problem.kind == "provenance"
     assert message in problem.what
+
+
+def test_a_record_that_is_too_deep(tmp_path: Path) -> None:
+    wheel = build(tmp_path)
+    path = f"{info_of(wheel)}/overlay.json"
+    tamper(wheel, lambda files: files.update({path: b"[" * 100_000}), honest=True)
+    assert ("provenance", path) in kinds(inspect_wheel(wheel))
 
 
 def test_a_record_that_names_a_build_input(tmp_path: Path) -> None:
@@ -262,6 +273,42 @@ def test_an_upstream_wheel_has_no_record(tmp_path: Path) -> None:
     assert kinds(found) == {("no-provenance", "vllm-0.28.0.dist-info/overlay.json")}
     assert found.record is None
     assert found.files == len(FILES) + 3
+
+
+def test_every_byte_of_a_wheel_counts(tmp_path: Path) -> None:
+    wheel = build(tmp_path)
+    whole = wheel.read_bytes()
+    unseen = []
+
+    def modes() -> list[int]:
+        with zipfile.ZipFile(wheel) as archive:
+            return [info.external_attr for info in archive.infolist()]
+
+    honest = modes()
+    for at in range(len(whole)):
+        wheel.write_bytes(whole[:at] + bytes((whole[at] ^ 0x41,)) + whole[at + 1 :])
+        try:
+            # Nothing tells which permissions upstream gave to a file that no patch touches
+            if not inspect_wheel(wheel).problems and modes() == honest:
+                unseen.append(at)
+        except WheelError:
+            pass
+    assert unseen == []
+
+
+@pytest.mark.parametrize("edit", [b"%b\0", b"\0%b"])
+def test_bytes_around_a_wheel(tmp_path: Path, edit: bytes) -> None:
+    wheel = build(tmp_path)
+    wheel.write_bytes(edit % wheel.read_bytes())
+    found = inspect_wheel(wheel)
+    assert [(problem.kind, problem.path) for problem in found.problems] == [("form", "")]
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "vllm-1.0-py3-none-any.whl"
+    os.mkfifo(pipe)
+    with pytest.raises(WheelError, match="is no file"):
+        inspect_wheel(pipe)
 
 
 def test_what_is_no_wheel(tmp_path: Path) -> None:

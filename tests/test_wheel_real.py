@@ -329,7 +329,10 @@ print(env.FLASHINFER_WORKSPACE_DIR)
 """
 
 
-def test_what_flashinfer_says_to_the_version_at_import(release: Release, tmp_path: Path) -> None:
+@pytest.mark.parametrize("series", ["none", "infernal"])
+def test_what_flashinfer_says_to_the_version_at_import(
+    series: str, release: Release, tmp_path: Path
+) -> None:
     """See ``overlay.distinfo.flashinfer_build_meta`` for why it is what we want."""
     case = FLASHINFER
     root = tmp_path / "tree"
@@ -338,26 +341,45 @@ def test_what_flashinfer_says_to_the_version_at_import(release: Release, tmp_pat
     with zipfile.ZipFile(wheel) as archive:
         for name in ("version", "_build_meta", "jit/env"):
             archive.extract(f"flashinfer/{name}.py", root)
+    if series != "none":
+        (root / "flashinfer/jit/env.py").write_bytes(patched_file("flashinfer/jit/env.py"))
 
     def ask(**env: str) -> subprocess.CompletedProcess[str]:
         argv = (sys.executable, "-c", _ASK_FLASHINFER, str(root))
         own = {"PYTHONPATH": str(root), "HOME": str(tmp_path), **env}
         return subprocess.run(argv, env=own, capture_output=True, text=True, check=False)
 
-    version = _version(wheel)
-    # kernels that were compiled from other sources are out of reach
-    assert f"/flashinfer/{version}/120a" in ask().stdout
-    for companion, stated in (
-        ("flashinfer_jit_cache", f"{case.pin.version}+cu130"),
-        ("flashinfer_cubin", case.pin.version),
-    ):
+    def refused(companion: str, stated: str) -> bool:
         fake = root / f"{companion}.py"
         fake.write_text(
             f"__version__ = {stated!r}\nget_cubin_dir = get_jit_cache_dir = lambda: '/none'\n"
         )
-        assert "does not match" in ask().stderr, companion
+        answer = ask()
         assert ask(FLASHINFER_DISABLE_VERSION_CHECK="1").returncode == 0
         fake.unlink()
+        assert (answer.returncode != 0) == ("does not match" in answer.stderr), answer.stderr
+        return answer.returncode != 0
+
+    version = _version(wheel)
+    # kernels that were compiled from other sources are out of reach
+    assert f"/flashinfer/{version}/120a" in ask().stdout
+    assert refused("flashinfer_jit_cache", f"{case.pin.version}+cu130")
+    # cubins come from no source that a patch can touch; the patch 'cubin-version' says so
+    assert refused("flashinfer_cubin", case.pin.version) == (series == "none")
+    assert not refused("flashinfer_cubin", version)
+    for other in ("0.6.18", f"{case.pin.version}+other", f"{case.pin.version}.post1"):
+        assert refused("flashinfer_cubin", other), other
+
+
+def patched_file(path: str) -> bytes:
+    """A file of the patched FlashInfer tree that the line ``infernal`` makes."""
+    sources = Sources(cache=cache_folder(), report=Reporter(quiet=True))
+    patched = apply_line(
+        read_line(ROOT / "patches", "infernal"), sources, upstreams=(FLASHINFER.upstream,)
+    )[FLASHINFER.upstream]
+    blob = patched.store.reader.get(patched.tree.final()[path].blob)
+    assert blob
+    return blob[2]
 
 
 TORCH = {

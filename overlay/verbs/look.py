@@ -283,6 +283,10 @@ def doctor(app: App, online: bool) -> None:
 )
 def cache(app: App, action: str, dry_run: bool, days: float, everything: bool) -> None:
     """List what is in the cache, or collect (gc) what no line needs."""
+    if app.cache.exists() and not app.cache.is_dir():
+        raise MachineError(
+            f"the cache {app.cache} is no folder", fix="set VLLM_OVERLAY_CACHE to a folder"
+        )
     if action == "list":
         _list_cache(app)
         return

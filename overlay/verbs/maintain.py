@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from overlay.app import App, reaches_sources, told_with, verb
-from overlay.errors import LintError, OverlayError
+from overlay.errors import LineError, LintError, OverlayError, PatchError, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -185,22 +185,30 @@ def lint(app: App, lines: tuple[str, ...]) -> None:
     from overlay.line import find_lines
     from overlay.lint import lint_line
 
+    names = lines or find_lines(app.root)
+    if not names:  # a success would say that something was looked at
+        raise LineError(f"no line in {app.root}", fix="name another folder with --patches")
+    trees = {name: _trees(app, name) for name in names}
     found = {
-        name: lint_line(app.root, name, trees=_trees(app, name))
-        for name in lines or find_lines(app.root)
+        name: lint_line(app.root, name, trees=None if isinstance(got, OverlayError) else got)
+        for name, got in trees.items()
     }
+    unapplied = {name: got for name, got in trees.items() if isinstance(got, OverlayError)}
     document = {
         "verb": "lint",
         "lines": {
             name: {
                 "applied": linted.applied,
+                "not_applied": unapplied[name].what if name in unapplied else None,
                 "faults": [asdict(fault) for fault in linted.faults],
             }
             for name, linted in found.items()
         },
     }
     errors = [fault for linted in found.values() for fault in linted.errors]
-    if app.report.as_json and not errors:
+    # Nothing to compare with is no fault; what contradicts the line is, and lint's lists lack it
+    wrong = [e for e in unapplied.values() if isinstance(e, SourceError | LineError | PatchError)]
+    if app.report.as_json and not errors and not wrong:
         app.report.json(document)
     elif not app.report.as_json:
         app.report.table(
@@ -212,7 +220,7 @@ def lint(app: App, lines: tuple[str, ...]) -> None:
             ],
         )
         for name, linted in found.items():
-            what = ", ".join(linted.applied) or "nothing: sources not in the cache"
+            what = f"nothing: {unapplied[name].what}" if name in unapplied else "both series"
             app.report.say(f"{name}: {len(linted.faults)} faults; applied {what}")
     with told_with(app, document):
         if errors:
@@ -220,15 +228,17 @@ def lint(app: App, lines: tuple[str, ...]) -> None:
                 f"{len(errors)} faults in {', '.join(found)}",
                 fix="see the list; each names its remedy",
             )
+        if wrong:
+            raise wrong[0]
 
 
-def _trees(app: App, name: str) -> Mapping[Upstream, Patched] | None:
-    """What applying gives, when that needs nothing that isn't in the cache."""
+def _trees(app: App, name: str) -> Mapping[Upstream, Patched] | OverlayError:
+    """What applying gives with what is in the cache; or why it gives nothing."""
     from overlay.pipeline import apply_line
     from overlay.source import Sources
 
     try:
         sources = Sources(cache=app.cache, report=app.report, offline=True)
         return apply_line(app.line(name), sources)
-    except OverlayError:
-        return None  # lint itself says what is wrong with the line
+    except OverlayError as error:
+        return error

@@ -39,6 +39,7 @@ def build(kernel, pointers: dict, constants: dict) -> str:
         name: pointers.get(name, "constexpr" if name in constants else "i32")
         for name in kernel.arg_names
     }
+    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
     compiled = triton.compile(source, target=GPUTarget("cuda", 120, 32))
     return compiled.asm["ptx"]
@@ -50,6 +51,8 @@ def main() -> None:
     path = package / "v1/attention/backends/mla/sparse_utils.py"
     scope = load(path)
     convert, mask = (scope[name] for name in KERNELS)
+    # 0.26 tiles the row always, and counts by atomics.
+    width = 2048 if "SINGLE_TILE" in convert.arg_names else 128
     for dcp in (2, 4, 8):
         for interleave in (1, 64):
             ptx = build(
@@ -66,7 +69,7 @@ def main() -> None:
                     "workspace_starts_ptr": None,
                     "max_num_blocks_per_req": 2048,
                     "BLOCK_SIZE": 64,
-                    "BLOCK_N": 2048,
+                    "BLOCK_N": width,
                     "HAS_PREFILL": False,
                     "COUNT_VALID": True,
                     "SINGLE_TILE": True,

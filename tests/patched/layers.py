@@ -5,18 +5,21 @@ the top-k ids, which the sparse indexer would merge over the ranks with a kernel
 that runs on CUDA only.
 """
 
+import sys
 import traceback
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import device
 import launcher
 import numpy as np
+import pins
 import reference
 import torch
 import vllm.utils.flashinfer as vllm_flashinfer
-import vllm.utils.torch_utils as torch_utils
+from device import DEVICE
 from ranks import model_parallel
 from vllm.config import (
     CacheConfig,
@@ -37,13 +40,16 @@ from vllm.v1.attention.backends.mla.flashinfer_mla_sparse_sm120 import (
 )
 from vllm.v1.kv_cache_interface import MLAAttentionSpec
 
-# Pinning host memory asks for an accelerator.
-torch_utils.PIN_MEMORY = torch.cuda.is_available()
+# Pinning host memory asks for an accelerator. Modules hold a copy of the flag.
+for module in [m for n, m in sys.modules.items() if n.startswith("vllm.")]:
+    if "PIN_MEMORY" in vars(module):
+        module.PIN_MEMORY = torch.cuda.is_available()
 
 NOPE = 32
 V = 32
 SCALE = 0.05
 TOPK = 128  # the smallest that FlashInfer has a decode kernel for
+PREFILL_TOPK = 2048  # the only one that it has a prefill kernel for
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,7 @@ class Problem:
     heads: int
     block: int = 64
     interleave: int = 1
+    topk: int = TOPK
     seed: int = 0
     kv: list[torch.Tensor] = field(init=False)
     q: torch.Tensor = field(init=False)
@@ -146,9 +153,11 @@ def make_config(
         decode_context_parallel_size=dcp,
         dcp_comm_backend=comm,
         cp_kv_cache_interleave_size=interleave,
+        # Said, or vLLM would ask for a card a rank (see device.collectives).
+        distributed_executor_backend="mp" if tp > 1 else None,
     )
     config = VllmConfig(
-        device_config=DeviceConfig(device="cpu"),
+        device_config=DeviceConfig(device=DEVICE.type),
         parallel_config=parallel,
         cache_config=CacheConfig(block_size=block, cache_dtype="fp8_ds_mla"),
         scheduler_config=SchedulerConfig(
@@ -157,7 +166,8 @@ def make_config(
             max_model_len=8192,
             is_encoder_decoder=False,
         ),
-        compilation_config=CompilationConfig(),
+        # That pass asks for a model's sizes, and for vLLM's compiled modules.
+        compilation_config=CompilationConfig(pass_config={"fuse_allreduce_rms": False}),
     )
     text = SimpleNamespace(
         model_type=model_type,
@@ -181,13 +191,16 @@ def make_config(
 
 
 def patched_launcher() -> Any:
-    """FlashInfer's kernel replaced by the stand-in, as a context."""
+    """FlashInfer's kernel replaced by the stand-in, as a context; on SM120 only watched."""
+    name = "flashinfer_trtllm_batch_decode_with_kv_cache_mla"
+    if device.is_sm120():
+        return mock.patch.object(
+            vllm_flashinfer, name, launcher.watched(getattr(vllm_flashinfer, name))
+        )
     return mock.patch.multiple(
         vllm_flashinfer,
-        flashinfer_trtllm_batch_decode_with_kv_cache_mla=(
-            launcher.trtllm_batch_decode_with_kv_cache_mla
-        ),
         has_flashinfer_sparse_mla_sm120=lambda: True,
+        **{name: launcher.trtllm_batch_decode_with_kv_cache_mla},
     )
 
 
@@ -204,7 +217,7 @@ def make_impl(num_heads: int = 8, **kwargs: Any) -> FlashInferMLASparseSM120Impl
         "logits_soft_cap": None,
         "attn_type": "decoder",
         "kv_sharing_target_layer_name": None,
-        "topk_indices_buffer": torch.full((256, TOPK), -1, dtype=torch.int32),
+        "topk_indices_buffer": torch.full((256, TOPK), -1, dtype=torch.int32, device=DEVICE),
         "q_lora_rank": None,
         "kv_lora_rank": 512,
         "qk_nope_head_dim": NOPE,
@@ -214,7 +227,7 @@ def make_impl(num_heads: int = 8, **kwargs: Any) -> FlashInferMLASparseSM120Impl
         "kv_b_proj": None,
     }
     arguments.update(kwargs)
-    with patched_launcher():
+    with patched_launcher(), pins.built_without_groups():
         return FlashInferMLASparseSM120Impl(**arguments)
 
 
@@ -240,14 +253,18 @@ def run_layer(
     batch, block = problem.batch, problem.block
     heads = slice(rank * problem.heads // world, (rank + 1) * problem.heads // world)
     num_heads = problem.heads // world
-    topk_buffer = torch.full((512, TOPK), -1, dtype=torch.int32)
+    # Beyond the batch the buffer holds what earlier steps left there.
+    stale = torch.Generator().manual_seed(1)
+    topk_buffer = torch.randint(0, 300, (512, problem.topk), dtype=torch.int32, generator=stale)
+    topk_buffer[: batch.rows] = -1
     for row, ids in enumerate(batch.topk):
         topk_buffer[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
+    topk_buffer = topk_buffer.to(DEVICE)
 
     launcher.calls.clear()
     torch.set_default_dtype(torch.bfloat16)
     try:
-        with patched_launcher():
+        with patched_launcher(), pins.built_without_groups(), DEVICE:
             layer = MLAAttention(
                 num_heads=num_heads,
                 scale=SCALE,
@@ -256,7 +273,7 @@ def run_layer(
                 v_head_dim=V,
                 q_lora_rank=None,
                 kv_lora_rank=512,
-                kv_b_proj=KVBProj(problem.w_uk[heads], problem.w_uv[heads]),
+                kv_b_proj=KVBProj(problem.w_uk[heads], problem.w_uv[heads]).to(DEVICE),
                 cache_config=config.cache_config,
                 prefix="model.layers.0.self_attn.attn",
                 attn_backend=FlashInferMLASparseSM120Backend,
@@ -269,9 +286,7 @@ def run_layer(
     layer.process_weights_after_loading(torch.bfloat16)
 
     spec = MLAAttentionSpec(block_size=block, num_kv_heads=1, head_size=576, dtype=torch.uint8)
-    builder = FlashInferMLASparseMetadataBuilder(
-        spec, [layer.layer_name], config, torch.device("cpu")
-    )
+    builder = FlashInferMLASparseMetadataBuilder(spec, [layer.layer_name], config, DEVICE)
     builder.reorder_batch_threshold = batch.decode_threshold
 
     # This rank's shard. Rows that hold no token are garbage, as in a real cache.
@@ -292,32 +307,32 @@ def run_layer(
     lengths = torch.tensor(batch.lengths, dtype=torch.int32)
     rows = batch.rows + batch.padded_rows
     common = CommonAttentionMetadata(
-        query_start_loc=starts,
+        query_start_loc=starts.to(DEVICE),
         query_start_loc_cpu=starts,
-        seq_lens=lengths,
+        seq_lens=lengths.to(DEVICE),
         seq_lens_cpu_upper_bound=lengths,
         num_reqs=len(batch.lengths),
         num_actual_tokens=rows,
         max_query_len=max(batch.queries),
         max_seq_len=max(batch.lengths),
-        block_table_tensor=block_table,
-        slot_mapping=torch.full((rows,), -1, dtype=torch.int64),
+        block_table_tensor=block_table.to(DEVICE),
+        slot_mapping=torch.full((rows,), -1, dtype=torch.int64, device=DEVICE),
     )
     metadata = builder.build(0, common)
 
     q = torch.zeros(rows, num_heads, NOPE + 64, dtype=torch.bfloat16)
     q[: batch.rows] = problem.q[:, heads]
-    output = torch.full((rows, num_heads * V), float("nan"), dtype=torch.bfloat16)
-    with patched_launcher():
+    output = torch.full((rows, num_heads * V), float("nan"), dtype=torch.bfloat16, device=DEVICE)
+    with patched_launcher(), DEVICE:
         layer.forward_impl(
-            q,
+            q.to(DEVICE),
             torch.zeros(rows, 512, dtype=torch.bfloat16),
             torch.zeros(rows, 1, 64, dtype=torch.bfloat16),
-            cache.view(num_blocks, block, 656),
+            cache.view(num_blocks, block, 656).to(DEVICE),
             metadata,
             output=output,
         )
-    return output.float().numpy(), list(launcher.calls)
+    return output.float().cpu().numpy(), list(launcher.calls)
 
 
 def layers_on_rank(
@@ -331,7 +346,9 @@ def layers_on_rank(
     """
     answers: dict[str, Any] = {}
     for index, (name, problem) in enumerate(problems.items()):
-        config = make_config(world, world, comm, problem.interleave, heads=problem.heads)
+        config = make_config(
+            world, world, comm, problem.interleave, topk=problem.topk, heads=problem.heads
+        )
         store = f"{rendezvous}-{index}"
         with model_parallel(rank, world, world, store, config):
             try:

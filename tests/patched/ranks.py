@@ -1,4 +1,7 @@
-"""Run a function on every rank of a DCP group: real processes, gloo, vLLM's groups."""
+"""Run a function on every rank of a DCP group: real processes, vLLM's groups.
+
+Over gloo; over NCCL where every rank has a CUDA device to itself.
+"""
 
 import contextlib
 import multiprocessing
@@ -10,6 +13,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import device
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 300
@@ -27,19 +32,20 @@ def _context() -> multiprocessing.context.BaseContext:
 
 @contextlib.contextmanager
 def model_parallel(rank: int, world: int, dcp: int, rendezvous: str, config: Any) -> Iterator[None]:
-    """vLLM's model parallel groups, over gloo, with ``tp == world``."""
+    """vLLM's model parallel groups, with ``tp == world``."""
     import torch
     from vllm.config import set_current_vllm_config
     from vllm.distributed import parallel_state
 
     torch.set_num_threads(1)
-    with set_current_vllm_config(config):
+    local_rank, backend = device.take_card(rank, world)
+    with set_current_vllm_config(config), device.collectives(backend):
         parallel_state.init_distributed_environment(
             world_size=world,
             rank=rank,
-            local_rank=rank,
+            local_rank=local_rank,
             distributed_init_method=f"file://{rendezvous}",
-            backend="gloo",
+            backend=backend,
         )
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=world,

@@ -28,11 +28,17 @@ def pack(kv: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def unpack(packed: torch.Tensor) -> torch.Tensor:
-    """Undo :func:`pack`: ``[n, 656]`` bytes to float64 ``[n, 576]``."""
+def unpack(packed: torch.Tensor, *, exponents_only: bool = False) -> torch.Tensor:
+    """Undo :func:`pack`: ``[n, 656]`` bytes to float64 ``[n, 576]``.
+
+    With ``exponents_only`` a scale counts as the power of two that its exponent says.
+    """
     packed = packed.contiguous()
     nope = packed[:, :512].contiguous().view(torch.float8_e4m3fn).double()
-    scale = packed[:, 512:528].contiguous().view(torch.float32).double()
+    scale = packed[:, 512:528].contiguous().view(torch.float32)
+    if exponents_only:
+        scale = torch.ldexp(torch.ones_like(scale), torch.frexp(scale).exponent - 1)
+    scale = scale.double()
     rope = packed[:, 528:].contiguous().view(torch.bfloat16).double()
     nope = nope.view(-1, LATENT // TILE, TILE) * scale[..., None]
     return torch.cat([nope.reshape(-1, LATENT), rope], dim=-1)

@@ -1,16 +1,22 @@
 """What the SM120 backend and implementation declare, allocate and refuse."""
 
+import os
+import sys
+
 import launcher
 import layers
+import pins
 import pytest
 import ranks
 import torch
+from device import DEVICE
 from layers import TOPK, make_config, make_impl, patched_launcher
 from vllm.config import set_current_vllm_config
 from vllm.models.deepseek_v4.nvidia.flashinfer_sparse import (
     DeepseekV4FlashInferMLASparseBackend,
 )
 from vllm.v1.attention.backends.mla import flashinfer_mla_sparse as backend_module
+from vllm.v1.attention.backends.mla import flashinfer_mla_sparse_sm120 as sm120_module
 from vllm.v1.attention.backends.mla.flashinfer_mla_sparse import (
     FlashInferMLASparseMetadata,
     FlashInferMLASparseSM120Backend,
@@ -21,6 +27,12 @@ from vllm.v1.attention.backends.mla.flashinfer_mla_sparse_sm120 import (
 )
 from vllm.v1.attention.backends.mla.sparse_swa import DeepseekSparseSWABackend
 from vllm.v1.worker.utils import select_common_block_size
+
+
+@pytest.fixture(autouse=True)
+def on_device():
+    with DEVICE:
+        yield
 
 
 def metadata(rows: int) -> FlashInferMLASparseMetadata:
@@ -53,10 +65,22 @@ def test_no_dense_prefill_is_declared():
 # Kernel blocks
 
 
-def test_kernel_blocks_have_64_rows():
+def test_flashinfer_is_given_64_row_pages(config):
     backend = FlashInferMLASparseSM120Backend
     assert select_common_block_size(64, [backend]) == 64
-    assert select_common_block_size(256, [backend]) == 64
+    block = select_common_block_size(256, [backend])
+    assert block == (256 if pins.VIEWS_LARGE_BLOCKS else 64)
+    impl = make_impl()
+    impl.topk_indices_buffer[0, :2] = torch.tensor([0, block - 1])
+    launcher.calls.clear()
+    with patched_launcher():
+        cache = torch.zeros(2, block, 656, dtype=torch.uint8)
+        attn_metadata = metadata(1)
+        attn_metadata.block_size = block
+        impl.forward_mqa(torch.zeros(1, 8, 576).bfloat16(), cache, attn_metadata, None)
+    (call,) = launcher.calls
+    assert call["kv_cache"].shape == (2 * block // 64, 1, 64, 656)
+    assert call["block_tables"][0, 0].tolist()[:3] == [block, 2 * block - 1, -1]
     assert backend.supports_block_size(256)
     assert not backend.supports_block_size(32)
 
@@ -74,10 +98,10 @@ def test_dsv4_pages_are_those_flashinfer_has():
 def test_scratch_is_taken_when_built_and_keyed_by_device(config):
     impl = make_impl()
     assert impl._workspace_buffer is not None
-    assert impl._workspace_buffer is _get_workspace_buffer(torch.device("cpu"))
+    assert impl._workspace_buffer is _get_workspace_buffer(DEVICE)
     other = _get_workspace_buffer(torch.device("meta"))
     assert other.device.type == "meta"
-    assert _get_workspace_buffer(torch.device("cpu")).device.type == "cpu"
+    assert _get_workspace_buffer(DEVICE).device.type == DEVICE.type
     assert make_impl()._workspace_buffer is impl._workspace_buffer
 
 
@@ -87,6 +111,20 @@ def test_scratch_covers_the_largest_decode_call(config, monkeypatch):
     impl = make_impl(num_heads=16)
     splits = TOPK // 64
     assert impl._workspace_buffer.numel() >= 64 * 16 * splits * (512 * 2 + 4)
+
+
+def scratch_on_rank(rank, world, rendezvous):
+    backend_module._fi_sparse_workspaces.clear()
+    os.environ["VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE"] = "1024"
+    with ranks.model_parallel(rank, world, world, rendezvous, make_config(world, world)):
+        return make_impl(num_heads=8)._workspace_buffer.numel()
+
+
+def test_scratch_counts_the_heads_of_all_ranks():
+    """Under DCP a decode query carries them."""
+    splits = TOPK // 64 * (512 * 2 + 4)
+    lse = 4 if pins.SCRATCH_HOLDS_LSE else 0
+    assert ranks.run(scratch_on_rank, 2) == [64 * 16 * (splits + lse)] * 2
 
 
 # Forward, one rank
@@ -108,7 +146,47 @@ def test_one_rank_asks_for_no_counts_and_no_lse(config):
     assert call["block_tables"][0, 0].tolist()[:4] == [64, 69, 73, -1]
 
 
-def test_no_rows_never_reach_flashinfer(config):
+def test_one_rank_launches_nothing_more(config, monkeypatch):
+    """Of what DCP needs, nothing runs."""
+
+    def fail(*args, **kwargs):
+        raise AssertionError("for DCP only")
+
+    if pins.MASKS_EMPTY_ROWS:
+        monkeypatch.setattr(sm120_module, "mask_empty_rows_", fail)
+    monkeypatch.setattr(sm120_module, "triton_filter_and_convert_dcp_index", fail)
+    impl = make_impl()
+    allocated = []
+    new_empty = torch.Tensor.new_empty
+
+    def record(self, shape, **kwargs):
+        # Not the stand-in's, nor Triton's.
+        if sys._getframe(1).f_code.co_filename == sm120_module.__file__:
+            allocated.append(shape)
+        return new_empty(self, shape, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", record)
+    with patched_launcher():
+        q = torch.randn(2, 8, 576).bfloat16()
+        impl.forward_mqa(q, torch.zeros(2, 64, 656, dtype=torch.uint8), metadata(2), None)
+    assert allocated == [(2, 8, 512)]
+
+
+def test_the_models_scale_format_reaches_flashinfer():
+    """A DeepSeek cache has scales of powers of two, a GLM cache any."""
+    formats = []
+    for model_type in ("deepseek_v32", "glm_moe_dsa"):
+        launcher.calls.clear()
+        with set_current_vllm_config(make_config(model_type=model_type)), patched_launcher():
+            q = torch.zeros(1, 8, 576).bfloat16()
+            cache = torch.zeros(2, 64, 656, dtype=torch.uint8)
+            make_impl().forward_mqa(q, cache, metadata(1), None)
+        formats += [call["kv_scale_format"] for call in launcher.calls]
+    assert formats == ["pow2_fp32", "arbitrary_fp32"]
+
+
+def test_no_rows_do_not_fail(config):
+    """They reach FlashInfer only where it takes them."""
     impl = make_impl()
     launcher.calls.clear()
     with patched_launcher():
@@ -120,7 +198,7 @@ def test_no_rows_never_reach_flashinfer(config):
         )
     assert out.shape == (0, 8, 512)
     assert lse is None
-    assert not launcher.calls
+    assert not launcher.calls or not pins.NO_ROWS_RAISE
 
 
 # DCP
@@ -164,7 +242,10 @@ def test_another_size_than_the_groups_is_refused():
 
 
 def test_a_draft_at_dcp_1_inside_a_group_is_built():
-    assert ranks.run(build_on_rank, 2, 2, 1, 8) == [(2, 0), (2, 1)]
+    alone = [(1, 0), (1, 0)]
+    member = [(2, 0), (2, 1)]
+    expected = alone if pins.DRAFT_LEAVES_GROUP else member
+    assert ranks.run(build_on_rank, 2, 2, 1, 8) == expected
 
 
 def test_gathered_heads_without_a_kernel_are_refused():
@@ -176,7 +257,7 @@ def test_gathered_heads_without_a_kernel_are_refused():
 def forward_on_rank(rank, world, rendezvous):
     """Two rows; rank 0 alone owns entries, of the first. Out, LSE and the call."""
     config = make_config(world, world)
-    with ranks.model_parallel(rank, world, world, rendezvous, config):
+    with ranks.model_parallel(rank, world, world, rendezvous, config), DEVICE:
         impl = make_impl(num_heads=8)
         impl.topk_indices_buffer[0, :2] = torch.tensor([0, 4], dtype=torch.int32)
         with patched_launcher():
@@ -188,8 +269,8 @@ def forward_on_rank(rank, world, rendezvous):
             )
     (call,) = launcher.calls
     return {
-        "out": out.float().numpy(),
-        "lse": lse.numpy(),
+        "out": out.float().cpu().numpy(),
+        "lse": lse.cpu().numpy(),
         "counts": call["seq_lens"].tolist(),
         "ids": call["block_tables"][:, 0, :3].tolist(),
     }
@@ -214,6 +295,7 @@ def test_empty_rows_give_zero_and_minus_infinity():
         assert (lse == float("-inf")).all()
 
 
+@pytest.mark.skipif(not pins.MASKS_EMPTY_ROWS, reason="FlashInfer's answer needs no masking")
 def test_masking_leaves_other_rows_and_repairs_garbage():
     from vllm.v1.attention.backends.mla.sparse_utils import mask_empty_rows_
 

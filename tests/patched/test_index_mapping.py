@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from device import DEVICE
 from vllm.v1.attention.backends.mla.sparse_utils import (
     triton_filter_and_convert_dcp_index,
 )
@@ -15,9 +16,9 @@ def convert(ids, blocks, world, rank, interleave=1, block=64):
     row = torch.full((1, width), -1, dtype=torch.int32)
     row[0, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
     slots, counts = triton_filter_and_convert_dcp_index(
-        torch.zeros(1, dtype=torch.int32),
-        torch.tensor([blocks], dtype=torch.int32),
-        row,
+        torch.zeros(1, dtype=torch.int32, device=DEVICE),
+        torch.tensor([blocks], dtype=torch.int32, device=DEVICE),
+        row.to(DEVICE),
         dcp_size=world,
         dcp_rank=rank,
         cp_kv_cache_interleave_size=interleave,

@@ -5,10 +5,40 @@ from types import SimpleNamespace
 from unittest import mock
 
 import layers
+import pins
 import pytest
 import ranks
 import torch
-from vllm.v1.attention.ops import dcp_utils
+from device import DEVICE
+
+
+def merge(config, comm, out, lse, base_on_e):
+    """As the layer merges one row of a request of four tokens."""
+    if pins.dcp_merge is None:
+        from vllm.distributed.parallel_state import get_dcp_group
+        from vllm.v1.attention.ops.common import cp_lse_ag_out_rs
+        from vllm.v1.attention.ops.dcp_alltoall import dcp_a2a_lse_reduce
+
+        function = {"ag_rs": cp_lse_ag_out_rs, "a2a": dcp_a2a_lse_reduce}[comm]
+        return function(out, lse, get_dcp_group(), is_lse_base_on_e=base_on_e)
+    manager = pins.dcp_merge.MLADCPManager(
+        vllm_config=config,
+        device=DEVICE,
+        num_heads=8,
+        query_head_dim=576,
+        output_head_dim=512,
+        query_dtype=torch.bfloat16,
+        output_dtype=torch.bfloat16,
+        padded_num_heads=None,
+        is_lse_base_on_e=base_on_e,
+        use_pcp=False,
+    )
+    return manager.combine(
+        out,
+        lse,
+        seq_lens=torch.tensor([4], dtype=torch.int32, device=DEVICE),
+        query_start_loc=torch.tensor([0, 1], dtype=torch.int32, device=DEVICE),
+    )
 
 
 def merge_on_rank(rank, world, rendezvous, comm, base_on_e):
@@ -16,26 +46,10 @@ def merge_on_rank(rank, world, rendezvous, comm, base_on_e):
     config = layers.make_config(world, world, comm)
     with ranks.model_parallel(rank, world, world, rendezvous, config):
         impl = layers.make_impl(num_heads=8)
-        manager = dcp_utils.MLADCPManager(
-            vllm_config=config,
-            device=torch.device("cpu"),
-            num_heads=8,
-            query_head_dim=576,
-            output_head_dim=512,
-            query_dtype=torch.bfloat16,
-            output_dtype=torch.bfloat16,
-            padded_num_heads=None,
-            is_lse_base_on_e=impl.lse_base_on_e if base_on_e is None else base_on_e,
-            use_pcp=False,
-        )
+        base_on_e = impl.lse_base_on_e if base_on_e is None else base_on_e
         out = torch.full((1, 8 * world, 512), 1.0 - rank).bfloat16()
         lse = torch.full((1, 8 * world), math.log2(3.0 if rank == 0 else 1.0))
-        merged = manager.combine(
-            out,
-            lse,
-            seq_lens=torch.tensor([4], dtype=torch.int32),
-            query_start_loc=torch.tensor([0, 1], dtype=torch.int32),
-        )
+        merged = merge(config, comm, out.to(DEVICE), lse.to(DEVICE), base_on_e)
     assert merged.shape == (1, 8, 512)
     return float(merged.min()), float(merged.max())
 
@@ -70,17 +84,19 @@ class FakeWorkspace:
 
 @pytest.fixture
 def manager():
+    if pins.dcp_merge is None:
+        pytest.skip("vLLM 0.26 has no direct workspaces")
     workspace = FakeWorkspace()
     group = SimpleNamespace(world_size=2, all_gather=lambda query, dim: "group")
     with mock.patch.multiple(
-        dcp_utils,
+        pins.dcp_merge,
         get_dcp_group=lambda: group,
         get_dcp_workspace_max_num_tokens=lambda config: 4,
         get_direct_dcp_a2a_workspace=lambda *args: workspace,
         get_direct_dcp_q_gather_workspace=lambda *args: workspace,
         dcp_a2a_lse_reduce=lambda *args, **kwargs: ("group", kwargs),
     ):
-        manager = dcp_utils.MLADCPManager(
+        manager = pins.dcp_merge.MLADCPManager(
             vllm_config=SimpleNamespace(
                 parallel_config=SimpleNamespace(num_ubatches=1, dcp_comm_backend="a2a")
             ),

@@ -12,6 +12,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
+    MambaSpec,
     MLAAttentionSpec,
 )
 from vllm.v1.request import Request
@@ -20,6 +21,10 @@ from vllm.v1.worker.gpu import warmup
 
 def spec(block: int) -> MLAAttentionSpec:
     return MLAAttentionSpec(block_size=block, num_kv_heads=1, head_size=576, dtype=torch.uint8)
+
+
+def mamba_spec(mode: str) -> MambaSpec:
+    return MambaSpec(block_size=64, shapes=((1,),), dtypes=(torch.float32,), mamba_cache_mode=mode)
 
 
 def runner(
@@ -41,6 +46,9 @@ def runner(
         scheduler_config=SimpleNamespace(max_num_seqs=32, max_num_batched_tokens=max_tokens),
         vllm_config=SimpleNamespace(
             num_lookahead_tokens=lookahead,
+            # 0.26 has no such property, and makes it of these.
+            num_speculative_tokens=lookahead,
+            speculative_config=SimpleNamespace(use_dflash=lambda: False) if lookahead else None,
             parallel_config=SimpleNamespace(decode_context_parallel_size=dcp),
         ),
         kv_cache_config=SimpleNamespace(
@@ -117,6 +125,27 @@ def test_blocks_are_those_the_scheduler_would_hold(dcp, lookahead):
         request.num_computed_tokens += scheduled
 
 
+@pytest.mark.parametrize("mode", ["all", "align"])
+@pytest.mark.parametrize("dcp", [1, 4])
+def test_mamba_state_is_whole_on_every_rank(dcp, mode):
+    """A group of its own takes as many blocks as its manager does, whatever the ranks."""
+    model_runner = runner(64, dcp)
+    groups = model_runner.kv_cache_config.kv_cache_groups
+    groups.append(KVCacheGroupSpec(["mamba"], mamba_spec(mode)))
+    manager = KVCacheManager(
+        KVCacheConfig(1000, [], groups),
+        max_model_len=131072,
+        scheduler_block_size=64 * dcp,
+        hash_block_size=64,
+        enable_caching=False,
+        dcp_world_size=dcp,
+    )
+    _, mamba = manager.coordinator.single_type_managers
+    first, _, _ = steps(model_runner)
+    (new,) = first.scheduled_new_reqs
+    assert len(new.block_ids[1]) == -(-decode_prompt(first) // mamba.block_size)
+
+
 @pytest.mark.parametrize(
     ("limits", "numbers"),
     [
@@ -137,12 +166,22 @@ def test_what_just_fits_runs():
     assert steps(runner(64, 8, max_tokens=512, max_model_len=513, num_blocks=4))
 
 
-def warm_on_rank(rank, world, rendezvous, num_blocks):
-    with ranks.model_parallel(rank, world, world, rendezvous, make_config(world, world)):
-        model_runner = runner(64, world, num_blocks=num_blocks[rank])
-        return bool(steps(model_runner))
+def warm_on_rank(rank, world, rendezvous, dcp, limits):
+    with ranks.model_parallel(rank, world, dcp, rendezvous, make_config(world, dcp)):
+        return bool(steps(runner(64, dcp, **limits[rank])))
 
 
-@pytest.mark.parametrize(("num_blocks", "ran"), [((4, 4, 4, 4), True), ((4, 1000, 3, 1000), False)])
-def test_ranks_that_differ_in_free_blocks_decide_alike(num_blocks, ran):
-    assert ranks.run(warm_on_rank, 4, num_blocks) == [ran] * 4
+# What data-parallel engines may differ in, for each profiles its own memory. With
+# ``ran`` False some ranks by themselves would run.
+@pytest.mark.parametrize(
+    ("dcp", "limits", "ran"),
+    [
+        (4, [{"num_blocks": 4}] * 4, True),
+        (4, [{"num_blocks": n} for n in (4, 1000, 3, 1000)], False),
+        (4, [{"max_model_len": n} for n in (257, 257, 256, 131072)], False),
+        (4, [{"max_tokens": n} for n in (256, 255, 256, 256)], False),
+        (1, [{"num_blocks": n} for n in (1000, 1000, 2, 1000)], False),
+    ],
+)
+def test_ranks_that_would_differ_decide_alike(dcp, limits, ran):
+    assert ranks.run(warm_on_rank, 4, dcp, limits) == [ran] * 4

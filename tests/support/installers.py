@@ -264,13 +264,20 @@ def _sha256(package: Mapping[str, Any]) -> str:
     return str(files[0].get("hashes", {}).get("sha256", "")) if len(files) == 1 else ""
 
 
-def main(folder: str, torch: str, *wheels: str) -> None:
-    """Make a CPU environment with wheels and pytest: ``FOLDER TORCH_VERSION WHEEL...``."""
+def main(folder: str, torch: str, *wheels: str, cuda: bool = False) -> None:
+    """Make an environment with wheels and pytest: ``[--cuda] FOLDER TORCH_VERSION WHEEL...``.
+
+    For a CPU, unless ``--cuda`` asks for everything that the wheels require.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     python, uv = make_venv(Path(folder)), Uv()
+    if cuda:
+        uv.install(python, f"torch=={torch}", "pytest", *wheels).check()
+        return
     uv.install(python, f"torch=={torch}", "pytest").check()
     uv.install_on_cpu(python, [Path(wheel) for wheel in wheels], Path(folder))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    words = [word for word in sys.argv[1:] if word != "--cuda"]
+    main(*words, cuda="--cuda" in sys.argv)
