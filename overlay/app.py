@@ -16,7 +16,7 @@ from overlay.report import Reporter
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from overlay.line import Line
+    from overlay.line import Line, Upstream
     from overlay.source import Sources
 
     F = TypeVar("F", bound=Callable[..., Any])
@@ -29,7 +29,7 @@ class App:
     report: Reporter = field(default_factory=Reporter)
     patches: Path | None = None
     offline: bool = False
-    source: str | None = None
+    choices: dict[Upstream, str] = field(default_factory=dict)
 
     @cached_property
     def root(self) -> Path:
@@ -68,7 +68,7 @@ class App:
         from overlay.source import Sources
 
         return Sources(
-            cache=self.cache, report=self.report, offline=self.offline, choice=self.source
+            cache=self.cache, report=self.report, offline=self.offline, choices=self.choices
         )
 
 
@@ -138,7 +138,8 @@ def verb(*, examples: str) -> Callable[[Callable[..., Any]], click.Command]:
 def reaches_sources(function: F) -> F:
     """Add ``--source`` and ``--offline`` to a verb that needs base trees."""
     function = click.option(
-        "--source", metavar="archive|git|PATH", expose_value=False, callback=_set_source,
+        "--source", metavar="[UPSTREAM=]archive|git|PATH", multiple=True, expose_value=False,
+        callback=_set_source,
         help="Where base trees come from (default: the line's own order).",
     )(function)  # fmt: skip
     return click.option(
@@ -169,10 +170,17 @@ def _set_quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     ctx.ensure_object(App).report.quiet |= value
 
 
-def _set_source(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
-    if value == "":  # as a path it would be the current folder
-        raise click.BadParameter("is empty", ctx, param)
-    ctx.ensure_object(App).source = value
+def _set_source(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> None:
+    from overlay.line import UPSTREAMS
+
+    choices = ctx.ensure_object(App).choices
+    for value in values:
+        name, equals, rest = value.partition("=")
+        named = [upstream for upstream in UPSTREAMS if equals and upstream == name]
+        choice = rest if named else value
+        if not choice:  # as a path it would be the current folder
+            raise click.BadParameter("is empty", ctx, param)
+        choices |= dict.fromkeys(named or UPSTREAMS, choice)
 
 
 def _set_offline(ctx: click.Context, param: click.Parameter, value: bool) -> None:

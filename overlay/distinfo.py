@@ -234,22 +234,25 @@ def overlay_version(public: str, record: bytes) -> str:
     return version
 
 
-def vllm_version_file(data: bytes, version: str, commit: str) -> bytes:
+def vllm_version_file(data: bytes, version: str, commit: str, built: str | None = None) -> bytes:
     """Return vLLM's ``_version.py`` with another version, as setuptools-scm would write it.
 
-    The commit stays upstream's: the version names the patches, the commit what they stand on.
+    The commit is the pin's: the version names the patches, the commit what they stand on.
 
     Args:
         data: the file in the upstream's wheel.
         version: the overlay's.
         commit: the pin's, in full or abbreviated.
+        built: the commit that the wheel states, where the pin says that it is another one.
 
     Raises:
         SourceError: the file isn't of the known form, or states another commit or version.
     """
     label = "vllm/_version.py"
     stated = _stated(data, rb"^__commit_id__ = commit_id = '(g[0-9a-f]{7,40})'$", label)
-    _check_commit(stated.removeprefix("g"), commit, label)
+    _check_commit(stated.removeprefix("g"), built or commit, label)
+    if built is not None:
+        data = data.replace(stated.encode(), f"g{commit[: len(stated) - 1]}".encode())
     parsed = Version(version)
     old = rb"^__version__ = version = '([^'\n]+)'$"
     _check_public(_stated(data, old, label), parsed, label)
@@ -262,7 +265,9 @@ def vllm_version_file(data: bytes, version: str, commit: str) -> bytes:
     )
 
 
-def flashinfer_build_meta(data: bytes, version: str, commit: str) -> bytes:
+def flashinfer_build_meta(
+    data: bytes, version: str, commit: str, built: str | None = None
+) -> bytes:
     """Return FlashInfer's ``_build_meta.py`` with the overlay's version and upstream's commit.
 
     The version goes in whole, local part and all, for what FlashInfer does with it:
@@ -283,13 +288,16 @@ def flashinfer_build_meta(data: bytes, version: str, commit: str) -> bytes:
         data: the file in the upstream's wheel.
         version: the overlay's.
         commit: the pin's, in full or abbreviated.
+        built: the commit that the wheel states, where the pin says that it is another one.
 
     Raises:
         SourceError: the file isn't of the known form, or states another commit or version.
     """
     label = "flashinfer/_build_meta.py"
     stated = _stated(data, rb'^__git_commit__ = "([0-9a-f]{7,40})"$', label)
-    _check_commit(stated, commit, label)
+    _check_commit(stated, built or commit, label)
+    if built is not None:
+        data = data.replace(stated.encode(), commit.encode())
     old = rb'^__version__ = "([^"\n]+)"$'
     _check_public(_stated(data, old, label), Version(version), label)
     return re.sub(old, f'__version__ = "{version}"'.encode("ascii"), data, flags=re.M)
@@ -315,7 +323,8 @@ def _check_commit(stated: str, commit: str, label: str) -> None:
         raise SourceError(
             f"{label} of the base wheel states another commit than the pin",
             why=f"It says {stated}; the pin says {commit}.",
-            fix="Pin the wheel that was built from the pinned commit.",
+            fix="pin the wheel that was built from the pinned commit; or, where upstream's release "
+            "is that wheel and its files are the pin's, say its commit in 'wheel.commit'",
         )
 
 

@@ -34,12 +34,26 @@ LINE_FILE, LOCK_FILE, SERIES_FILE = "line.toml", "lock.toml", "series"
 _T = TypeVar("_T")
 CODENAME = re.compile(r"[a-z][a-z0-9]{0,31}\Z")
 
-_Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="SHA-256, 64 hex digits")]
-_Id = Annotated[str, Meta(pattern=r"^[0-9a-f]{40}\Z", description="git id, 40 hex digits")]
-_Abbreviation = Annotated[str, Meta(pattern=r"^[0-9a-f]{7,39}\Z")]
-_Version = Annotated[str, Meta(pattern=r"^[0-9][0-9A-Za-z.!]*\Z")]
-_Specifier = Annotated[str, Meta(pattern=r"^(==|>=|<=|!=|~=|<|>)[0-9][0-9A-Za-z.,<>=!~*]*\Z")]
-_Arch = Annotated[str, Meta(pattern=r"^[0-9]{1,2}\.[0-9][af]?\Z", description="such as 12.0a")]
+# What each pattern means, for people
+_PATTERNS = {
+    r"^[0-9a-f]{64}\Z": "a SHA-256: 64 hex digits",
+    r"^[0-9a-f]{40}\Z": "a full git id: 40 hex digits",
+    r"^[0-9a-f]{7,39}\Z": "an abbreviated git id: 7 to 39 hex digits",
+    r"^[0-9][0-9A-Za-z.!]*\Z": "a version, such as 0.28.0",
+    r"^(==|>=|<=|!=|~=|<|>)[0-9][0-9A-Za-z.,<>=!~*]*\Z": "a specifier, such as ==0.28.0",
+    r"^[0-9]{1,2}\.[0-9][af]?\Z": "an architecture, such as 12.0a",
+    r"^3\.[0-9]{1,2}\Z": "a Python version, such as 3.11",
+    r"^[A-Za-z0-9][A-Za-z0-9._+-]*\Z": "the name of a file, without folders",
+    r"^(https?|ssh|git|file)://[^\s-][^\s]*\Z": "a URL: http(s), ssh, git or file",
+    r"^[A-Za-z0-9][A-Za-z0-9._/-]*\Z": "the name of a tag",
+}
+(
+    _SHA256, _ID, _ABBREVIATION, _VERSION, _SPECIFIER, _ARCH, _PYTHON, _FILE, _URL, _TAG,
+) = _PATTERNS  # fmt: skip
+_Sha256 = Annotated[str, Meta(pattern=_SHA256)]
+_Id = Annotated[str, Meta(pattern=_ID)]
+_Version = Annotated[str, Meta(pattern=_VERSION)]
+_Specifier = Annotated[str, Meta(pattern=_SPECIFIER)]
 
 
 class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -49,8 +63,19 @@ class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 class File(Strict, frozen=True):
     """A release file on a package index: its name and the SHA-256 of its bytes."""
 
-    file: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*\Z")]
+    file: Annotated[str, Meta(pattern=_FILE)]
     sha256: _Sha256
+
+
+class Wheel(File, frozen=True):
+    """Upstream's wheel.
+
+    Attributes:
+        commit: abbreviation that the wheel states, where it was built from another commit than
+            the pin's. Its files must be the pin's all the same.
+    """
+
+    commit: Annotated[str, Meta(pattern=_ABBREVIATION)] | None = None
 
 
 class Pin(Strict, frozen=True):
@@ -71,12 +96,12 @@ class Pin(Strict, frozen=True):
     """
 
     version: _Version
-    repository: Annotated[str, Meta(pattern=r"^(https?|ssh|git|file)://[^\s-][^\s]*\Z")]
+    repository: Annotated[str, Meta(pattern=_URL)]
     sdist: File
-    wheel: File
+    wheel: Wheel
     commit: _Id | None = None
-    abbreviation: _Abbreviation | None = None
-    tag: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*\Z")] | None = None
+    abbreviation: Annotated[str, Meta(pattern=_ABBREVIATION)] | None = None
+    tag: Annotated[str, Meta(pattern=_TAG)] | None = None
     tree: _Id | None = None
     sources: tuple[SourceKind, ...] = ("archive", "git")
     generated: tuple[str, ...] = ()
@@ -123,10 +148,10 @@ class Settings(Strict, frozen=True):
 
     format: Literal[1]
     summary: str
-    python: tuple[Annotated[str, Meta(pattern=r"^3\.[0-9]{1,2}\Z")], ...]
+    python: tuple[Annotated[str, Meta(pattern=_PYTHON)], ...]
     torch: _Version
     cuda: _Version
-    architectures: tuple[_Arch, ...]
+    architectures: tuple[Annotated[str, Meta(pattern=_ARCH)], ...]
     vllm: Pin
     flashinfer: Pin
     requirements: dict[str, Requirement]
@@ -274,7 +299,7 @@ def read_toml(path: Path, kind: type[_T]) -> _T:
         message, _, at = str(error).partition(" - at `$")
         key = at.strip("`.") or "top level"
         raise LineError(
-            f"{where}: {key}: {_lower(message)}", fix=_known_keys(message, key, kind)
+            f"{where}: {key}: {_in_words(message)}", fix=_known_keys(message, key, kind)
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise LineError(f"{where} is no TOML: {error}", fix=_toml_remedy(path)) from None
@@ -289,7 +314,12 @@ def _toml_remedy(path: Path) -> str:
     return ""
 
 
-def _lower(message: str) -> str:
+def _in_words(message: str) -> str:
+    """msgspec's message, with what a pattern means in place of the pattern."""
+    pattern = re.search(r"`str` matching regex '(.+)'", message)
+    words = _PATTERNS.get(pattern[1].replace("\\\\", "\\"), "") if pattern else ""
+    if pattern and words:
+        return f"expected {words}"
     return message[:1].lower() + message[1:]
 
 

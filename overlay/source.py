@@ -78,14 +78,15 @@ class Sources:
     Attributes:
         cache: the cache folder.
         offline: never touch the network.
-        choice: ``archive``, ``git``, a path, or None for the line's own order.
+        choices: ``archive``, ``git`` or a path for each upstream; the line's own order for one
+            that isn't named.
         report: for progress.
     """
 
     cache: Path
     report: Reporter
     offline: bool = False
-    choice: str | None = None
+    choices: Mapping[Upstream, str] = field(default_factory=dict)
     _stores: dict[Upstream, Store] = field(default_factory=dict, init=False, repr=False)
 
     def store(self, upstream: Upstream) -> Store:
@@ -105,12 +106,13 @@ class Sources:
         pin = line.pin(upstream)
         store = self.store(upstream)
         wanted = _Wanted(line, upstream, pin, store, self)
-        if self.choice is None:
+        choice = self.choices.get(upstream)
+        if choice is None:
             base = wanted.in_order()
-        elif self.choice in ("archive", "git"):
-            base = wanted.kind(self.choice)
+        elif choice in ("archive", "git"):
+            base = wanted.kind(choice)
         else:
-            base = wanted.path(Path(self.choice), known)
+            base = wanted.path(Path(choice), known)
         if base.url:
             wanted.blobs(base.commit, line.series[upstream], base.url)
         return base

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from overlay.distinfo import overlay_version, requirements_of
@@ -16,12 +17,18 @@ from overlay.record import make_record
 from overlay.wheel import Change, flashinfer_build_meta, overlay_wheel, vllm_version_file
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     from overlay.apply import Patched
     from overlay.report import Reporter
     from overlay.source import Sources
+
+# What each upstream's build writes into the package by itself, and how ours is made of it
+VERSION_FILES: dict[Upstream, tuple[str, Callable[..., bytes]]] = {
+    "vllm": ("vllm/_version.py", vllm_version_file),
+    "flashinfer": ("flashinfer/_build_meta.py", flashinfer_build_meta),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +61,8 @@ def build_wheels(
         pin = line.pin(upstream)
         version = overlay_version(pin.version, record)
         changes = _changes(upstream, patched[upstream], names[upstream])
-        commit = pin.commit_text
-        path, rewrite = {
-            "vllm": ("vllm/_version.py", vllm_version_file),
-            "flashinfer": ("flashinfer/_build_meta.py", flashinfer_build_meta),
-        }[upstream]
+        path, rewrite = VERSION_FILES[upstream]
+        rewrite = partial(rewrite, version=version, commit=pin.commit_text, built=pin.wheel.commit)
         wheel = overlay_wheel(
             bases[upstream],
             pin.wheel.sha256,
@@ -67,7 +71,7 @@ def build_wheels(
             changes=changes,
             requirements=_requirements(line, record, bases["vllm"]) if upstream == "vllm" else {},
             record=record,
-            rewrites={path: lambda data, r=rewrite, v=version, c=commit: r(data, v, c)},  # type: ignore[misc]
+            rewrites={path: rewrite},
             verified=True,  # sources.release() has just checked it
             report=report,
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from overlay import distinfo, rawzip
 from overlay.cli import cli
 from tests.support.tiny import TRAILERS, VLLM_FILES, git
 
@@ -171,6 +172,48 @@ def test_an_empty_series_builds_upstream_under_our_version(
     built = run("wheel", "tiny", "--out", str(tmp_path / "out"), "--json").json
     assert [row["changes"] for row in built["wheels"]] == [0, 0]
     assert run("inspect", *(row["path"] for row in built["wheels"])).code == 0
+
+
+def test_inspect_holds_unpatched_files_against_upstreams_wheel(
+    run: Run, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RECORD alone would believe a maker who lists other files than upstream's."""
+    built = make_forged_wheel(run, tmp_path)
+    found = run("inspect", str(built), "--json")
+    assert found.code == 9
+    problems = found.json["found"][0]["problems"]
+    assert {problem["path"] for problem in problems if problem["kind"] == "baseline"} == {
+        "vllm/two.py"
+    }
+    monkeypatch.setenv("VLLM_OVERLAY_CACHE", str(tmp_path / "empty"))
+    notes = run("inspect", str(built), "--json").json["found"][0]["notes"]
+    assert [note["kind"] for note in notes] == ["no-baseline"]
+    del tiny
+
+
+def make_forged_wheel(run: Run, tmp_path: Path) -> Path:
+    """A wheel of ours with an unpatched file changed, and RECORD and zip form to match."""
+    run("lock", "tiny")
+    rows = run("wheel", "tiny", "--out", str(tmp_path / "out"), "--json").json["wheels"]
+    honest = Path(rows[0]["path"])
+    forged = tmp_path / "forged" / honest.name
+    forged.parent.mkdir()
+    with zipfile.ZipFile(honest) as wheel:
+        files = {info: wheel.read(info) for info in wheel.infolist()}
+    evil = b"two = 666\n"
+    row = distinfo.row("vllm/two.py", evil)
+    with forged.open("wb") as file:
+        writer = rawzip.Writer(file.fileno(), lambda _: None)
+        for info, data in files.items():
+            content = data
+            if info.filename == "vllm/two.py":
+                content = evil
+            if info.filename.endswith("/RECORD"):
+                rows_ = distinfo.read_record(data, "RECORD") | {row.path: row}
+                content = distinfo.format_record(rows_.values())
+            writer.store(info.filename, content, info.external_attr >> 16)
+        writer.close()
+    return forged
 
 
 def test_line_faults_name_file_key_and_remedy(run: Run, tiny: Tiny) -> None:

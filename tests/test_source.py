@@ -184,7 +184,7 @@ def test_paths_as_sources(run: Run, tiny: Tiny) -> None:
             sources = Sources(
                 cache=tiny.root / f"cache-{upstream}-{path.name}",
                 report=Reporter(quiet=True),
-                choice=str(path),
+                choices={upstream: str(path)},  # type: ignore[dict-item]
             )
             base = sources.base(line, upstream, {})  # type: ignore[arg-type]
             trees.add(base.commit.commit)
@@ -196,6 +196,16 @@ def test_paths_as_sources(run: Run, tiny: Tiny) -> None:
     ran = run("fetch", "tiny", "--source", str(tiny.root / "nowhere"))
     assert ran.code == 5
     assert "no such file or folder" in ran.err
+
+
+def test_each_upstream_may_come_from_a_path_of_its_own(run: Run, tiny: Tiny) -> None:
+    sources = [f"--source={upstream}={repo}" for upstream, repo in tiny.repos.items()]
+    made = run("fetch", "tiny", *sources, "--no-wheels", "--json").json["upstreams"]
+    assert {row["source"] for row in made.values()} == {"git"}
+    mixed = ("--source", "archive", "--source", f"vllm={tiny.repos['vllm']}")
+    made = run("fetch", "tiny", *mixed, "--no-wheels", "--json").json["upstreams"]
+    assert [row["source"] for row in made.values()] == ["git", "archive"]
+    assert run("fetch", "tiny", "--source", "vllm=").code == 2
 
 
 def test_an_archive_path_with_another_hash_is_refused(run: Run, tiny: Tiny) -> None:

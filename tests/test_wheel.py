@@ -194,7 +194,9 @@ def test_pip_installs_it_and_agrees_with_its_record(base: Path, tmp_path: Path) 
 TEXT = st.text("abyz_0ü", min_size=1, max_size=8)
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     before=st.dictionaries(TEXT, st.binary(max_size=300), min_size=1, max_size=6),
     after=st.dictionaries(TEXT, st.none() | st.binary(max_size=300), max_size=6),
@@ -742,6 +744,18 @@ def test_vllm_version_files_that_are_refused(
 ) -> None:
     with pytest.raises(SourceError, match=message):
         vllm_version_file(data, version, commit)
+
+
+def test_a_wheel_that_was_built_from_another_commit_says_the_pins_in_the_end() -> None:
+    """As vLLM 0.26.0's: its archive states another commit than its wheel."""
+    pin = "f2654939e69b4069b13977e9aef3e31d4dcaf051"
+    with pytest.raises(SourceError, match="another commit"):
+        vllm_version_file(VLLM_VERSION, "0.28.0+a.o1", pin)
+    with pytest.raises(SourceError, match="another commit"):
+        vllm_version_file(VLLM_VERSION, "0.28.0+a.o1", pin, built="ffd46bfab")
+    result = vllm_version_file(VLLM_VERSION, "0.28.0+a.o1", pin, built=COMMIT)
+    assert b"__commit_id__ = commit_id = 'gf2654939e'\n" in result
+    assert COMMIT[:9].encode() not in result
 
 
 def test_flashinfer_build_meta() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -177,7 +177,11 @@ def _patch_document(upstream: Upstream, patch: Patch) -> dict[str, Any]:
     help="Interpreter whose packages are looked at (default: this one).",
 )
 def inspect(app: App, wheels: tuple[Path, ...], installed: bool, python: Path | None) -> None:
-    """Say what WHEELS are, and check every file against their record."""
+    """Say what WHEELS are, and check every file against their record.
+
+    Patched files are held against the record, all others against upstream's own wheel if the
+    cache has it (see fetch), else against the wheel's RECORD.
+    """
     from overlay.inspect import inspect_installed, inspect_wheel
 
     if bool(wheels) == installed:
@@ -192,6 +196,7 @@ def inspect(app: App, wheels: tuple[Path, ...], installed: bool, python: Path | 
             )
     else:
         found = [inspect_wheel(path) for path in wheels]
+    found = [_against_upstream(app, one) for one in found]
     errors = [error for one in found if (error := one.error()) is not None]
     document = {"verb": "inspect", "found": [_inspection_document(one) for one in found]}
     if app.report.as_json and not errors:
@@ -206,6 +211,30 @@ def inspect(app: App, wheels: tuple[Path, ...], installed: bool, python: Path | 
     with told_with(app, document):
         if errors:
             raise errors[0]
+
+
+def _against_upstream(app: App, one: Inspection) -> Inspection:
+    """Hold unpatched files against upstream's wheel too, where the cache has it."""
+    from overlay.baseline import check_baseline, upstream_of
+    from overlay.index import fetch_release
+    from overlay.inspect import Problem
+    from overlay.line import PROJECTS
+
+    upstream = upstream_of(one)
+    if upstream is None or one.record is None:
+        return one
+    sha256 = one.record["pins"][upstream]["wheel_sha256"]
+    try:
+        file = next((app.cache / "downloads" / sha256).glob("*.whl"))
+        base = fetch_release(
+            PROJECTS[upstream], file.name, sha256,
+            cache=app.cache, offline=True, report=app.report,
+        )  # fmt: skip
+    except (StopIteration, OverlayError):
+        what = f"{one.name}: unpatched files were checked against RECORD alone: upstream's wheel "
+        note = Problem("no-baseline", "", what + "is not in the cache ('fetch' gets it)")
+        return replace(one, notes=(*one.notes, note))
+    return check_baseline(one, base)
 
 
 def _inspection_row(one: Inspection) -> tuple[str, ...]:

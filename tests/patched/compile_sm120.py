@@ -9,6 +9,7 @@ import ast
 import importlib.util
 import linecache
 import sys
+import textwrap
 from pathlib import Path
 
 import triton
@@ -16,17 +17,19 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-KERNELS = ("_convert_req_index_to_global_index_kernel", "_mask_empty_rows_kernel")
+CONVERT = ("_convert_req_index_to_global_index_kernel", "sparse_mla_index_remap_kernel")
+MASK = "_mask_empty_rows_kernel"
 
 
 def load(path: Path) -> dict:
     source = path.read_text()
     nodes = [
         node
-        for node in ast.parse(source).body
-        if isinstance(node, ast.FunctionDef) and node.name in KERNELS
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and node.name in (*CONVERT, MASK)
     ]
-    text = "\n".join("@triton.jit\n" + ast.get_source_segment(source, node) for node in nodes)
+    bodies = (ast.get_source_segment(source, node, padded=True) for node in nodes)
+    text = "\n".join("@triton.jit\n" + textwrap.dedent(body) for body in bodies)
     name = "<kernels>"
     linecache.cache[name] = (len(text), None, text.splitlines(True), name)
     scope = {"triton": triton, "tl": tl, "__name__": "kernels"}
@@ -50,7 +53,7 @@ def main() -> None:
     package = Path(importlib.util.find_spec("vllm").origin).parent
     path = package / "v1/attention/backends/mla/sparse_utils.py"
     scope = load(path)
-    convert, mask = (scope[name] for name in KERNELS)
+    convert, mask = next(scope[name] for name in CONVERT if name in scope), scope.get(MASK)
     # 0.26 tiles the row always, and counts by atomics.
     width = 2048 if "SINGLE_TILE" in convert.arg_names else 128
     for dcp in (2, 4, 8):
@@ -65,10 +68,14 @@ def main() -> None:
                     "valid_count_ptr": "*i32",
                 },
                 {
+                    "idx_mapping_ptr": None,
                     "prefill_request_id_ptr": None,
                     "workspace_starts_ptr": None,
                     "max_num_blocks_per_req": 2048,
                     "BLOCK_SIZE": 64,
+                    "BLOCK_STRIDE_ROWS": 64,
+                    "NUM_TOPK_TOKENS": 2048,
+                    "HAS_IDX_MAPPING": False,
                     "BLOCK_N": width,
                     "HAS_PREFILL": False,
                     "COUNT_VALID": True,
@@ -80,7 +87,7 @@ def main() -> None:
                 },
             )
             assert "sm_120a" in ptx, ptx[:400]
-    for heads in (8, 16, 32, 64, 128):
+    for heads in (8, 16, 32, 64, 128) if mask else ():
         ptx = build(
             mask,
             {"out_ptr": "*bf16", "lse_ptr": "*fp32", "valid_count_ptr": "*i32"},

@@ -69,6 +69,8 @@ def test_the_wrong_base_would_show(comm):
 class FakeWorkspace:
     """Symmetric buffers of four rows, which refuse a larger batch as the kernels do."""
 
+    max_num_tokens = 4
+
     def __init__(self):
         self.base_on_e = None
 
@@ -98,7 +100,8 @@ def manager():
     ):
         manager = pins.dcp_merge.MLADCPManager(
             vllm_config=SimpleNamespace(
-                parallel_config=SimpleNamespace(num_ubatches=1, dcp_comm_backend="a2a")
+                parallel_config=SimpleNamespace(num_ubatches=1, dcp_comm_backend="a2a"),
+                kernel_config=SimpleNamespace(enable_jit_warmup=False),
             ),
             device=torch.device("cpu"),
             num_heads=8,

@@ -42,6 +42,7 @@ def runner(
         max_num_reqs=32,
         max_model_len=max_model_len,
         dcp_size=dcp,
+        num_speculative_steps=0,
         model_state=SimpleNamespace(max_encoder_len=0),
         scheduler_config=SimpleNamespace(max_num_seqs=32, max_num_batched_tokens=max_tokens),
         vllm_config=SimpleNamespace(
