@@ -294,7 +294,8 @@ def flashinfer_build_meta(
         SourceError: the file isn't of the known form, or states another commit or version.
     """
     label = "flashinfer/_build_meta.py"
-    stated = _stated(data, rb'^__git_commit__ = "([0-9a-f]{7,40})"$', label)
+    # 0.6.14 calls it a version, later ones a commit
+    stated = _stated(data, rb'^__git_(?:commit|version)__ = "([0-9a-f]{7,40})"$', label)
     _check_commit(stated, built or commit, label)
     if built is not None:
         data = data.replace(stated.encode(), commit.encode())

@@ -758,11 +758,12 @@ def test_a_wheel_that_was_built_from_another_commit_says_the_pins_in_the_end() -
     assert COMMIT[:9].encode() not in result
 
 
-def test_flashinfer_build_meta() -> None:
+@pytest.mark.parametrize("key", ["__git_commit__", "__git_version__"])
+def test_flashinfer_build_meta(key: str) -> None:
     commit = "e62941a1da605fb9b3c8c50b23c9720df12cf6b4"
     data = (
         '"""Build metadata for flashinfer package."""\n'
-        f'__version__ = "0.6.18rc10"\n__git_commit__ = "{commit}"\n'
+        f'__version__ = "0.6.18rc10"\n{key} = "{commit}"\n'
     ).encode()
     result = flashinfer_build_meta(data, "0.6.18rc10+infernal.o1234abcd", commit)
     assert result == data.replace(b'rc10"', b'rc10+infernal.o1234abcd"')
