@@ -23,7 +23,7 @@ sha256sum --quiet --check CONTENTS.txt || exit
 
 export PYTHONPATH=$here/site:$here/deps OVERLAY_DEVICE=cuda
 export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1  # none of what else this machine has
-export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1
+export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 VLLM_LOGGING_LEVEL=WARNING
 export TRITON_CACHE_DIR=$here/cache/triton VLLM_CACHE_ROOT=$here/cache/vllm
 export FLASHINFER_WORKSPACE_BASE=$here/cache
 
@@ -35,7 +35,7 @@ if [ "${1:-}" != --speed ]; then
     OVERLAY_LINE=$("$python" -c 'import json; print(json.load(open("head.json"))["line"])')
     export OVERLAY_LINE
     OVERLAY_RECEIPT=$here/head-here.json "$python" -m pytest -p overlay.receipt_plugin \
-        -p no:cacheprovider         --junitxml="$out/junit.xml" --durations=15 tests/patched "${words[@]}" 2>&1 |
+        -p no:cacheprovider --junitxml="$out/junit.xml" --durations=15 tests/patched "${words[@]}" 2>&1 |
         tee "$out/pytest.log"
     status=${PIPESTATUS[0]}
 fi

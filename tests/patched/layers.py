@@ -97,6 +97,8 @@ class Problem:
     heads: int
     block: int = 64
     interleave: int = 1
+    gap: int = 0  # rows of other layers between two blocks of the cache
+    replicated: bool = False  # each rank projects the queries of all heads itself
     topk: int = TOPK
     seed: int = 0
     kv: list[torch.Tensor] = field(init=False)
@@ -261,6 +263,8 @@ def run_layer(
         topk_buffer[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
     topk_buffer = topk_buffer.to(DEVICE)
 
+    if problem.replicated:
+        layer_args["dcp_q_replicate"] = True
     launcher.calls.clear()
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -292,12 +296,12 @@ def run_layer(
     # This rank's shard. Rows that hold no token are garbage, as in a real cache.
     tables = problem.tables(world)
     num_blocks = max(max(t, default=0) for t in tables) + 1
-    cache = torch.randint(0, 120, (num_blocks * block, 656), dtype=torch.uint8)
+    cache = torch.randint(0, 120, (num_blocks, block + problem.gap, 656), dtype=torch.uint8)
     for packed, table in zip(problem.kv, tables, strict=True):
         for g in range(packed.shape[0]):
             if reference.owner(g, world, problem.interleave) == rank:
                 slot = reference.slot(g, table, block, world, problem.interleave)
-                cache[slot] = packed[g]
+                cache[divmod(slot, block)] = packed[g]
     width = max(len(t) for t in tables)
     block_table = torch.zeros(len(tables), width, dtype=torch.int32)
     for i, table in enumerate(tables):
@@ -320,17 +324,20 @@ def run_layer(
     )
     metadata = builder.build(0, common)
 
-    q = torch.zeros(rows, num_heads, NOPE + 64, dtype=torch.bfloat16)
-    q[: batch.rows] = problem.q[:, heads]
+    all_q = torch.zeros(rows, problem.heads, NOPE + 64, dtype=torch.bfloat16)
+    all_q[: batch.rows] = problem.q
+    q = all_q[:, heads].contiguous()
+    replicated = {"q_dcp_replicated": all_q.to(DEVICE)} if problem.replicated else {}
     output = torch.full((rows, num_heads * V), float("nan"), dtype=torch.bfloat16, device=DEVICE)
     with patched_launcher(), DEVICE:
         layer.forward_impl(
             q.to(DEVICE),
             torch.zeros(rows, 512, dtype=torch.bfloat16),
             torch.zeros(rows, 1, 64, dtype=torch.bfloat16),
-            cache.view(num_blocks, block, 656).to(DEVICE),
+            cache.to(DEVICE)[:, :block],
             metadata,
             output=output,
+            **replicated,
         )
     return output.float().cpu().numpy(), list(launcher.calls)
 
@@ -347,7 +354,13 @@ def layers_on_rank(
     answers: dict[str, Any] = {}
     for index, (name, problem) in enumerate(problems.items()):
         config = make_config(
-            world, world, comm, problem.interleave, topk=problem.topk, heads=problem.heads
+            world,
+            world,
+            comm,
+            problem.interleave,
+            topk=problem.topk,
+            heads=problem.heads,
+            block=problem.block,
         )
         store = f"{rendezvous}-{index}"
         with model_parallel(rank, world, world, store, config):

@@ -15,7 +15,7 @@ import vllm.v1.attention.backend as vllm_backend
 from flashinfer.decode import trtllm_batch_decode_with_kv_cache_mla as _entry
 from packaging.version import Version
 from vllm.model_executor.layers.attention import mla_attention
-from vllm.v1.attention.backends.mla import sparse_utils
+from vllm.v1.attention.backends.mla import indexer, sparse_utils
 
 try:  # 0.33
     from vllm.model_executor.layers.attention import sparse_mla_attention as _sparse_layer
@@ -67,9 +67,18 @@ MERGE_MASKS_PADDING = "seq_lens=" in inspect.getsource(mla_attention.MLAAttentio
 """Whether the merge is told of the requests, and makes rows of none 0. In 0.26 they hold
 what their stale ids attend to, as they do with one rank."""
 
+REPLICATES_QUERIES = "dcp_q_replicate" in inspect.signature(mla_attention.MLAAttention).parameters
+"""Whether each rank may project the queries of all heads, in place of gathering them. vLLM
+0.33 does so by default for GLM, and merges by a2a."""
+
 VIEWS_LARGE_BLOCKS = hasattr(sparse_utils, "flat_kv_row_view")
 """Whether the implementation gets larger blocks and views them as 64-row pages; else the
 runner splits them before it is asked."""
+
+INDEXER_TAKES_INTERLEAVE = "interleave > 1 is not yet validated" not in inspect.getsource(
+    indexer.DeepseekV32IndexerMetadataBuilder
+)
+"""Whether the sparse indexer takes an interleave above 1, or refuses it."""
 
 DRAFT_LEAVES_GROUP = "config is None or config.parallel_config" in inspect.getsource(
     vllm_backend.AttentionImplBase.__new__

@@ -26,7 +26,7 @@ def _context() -> multiprocessing.context.BaseContext:
     paths = [str(HERE), *(p for p in sys.path if p)]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ranks", "layers"])
+    context.set_forkserver_preload(["preload"] if device.ON_CUDA else ["ranks", "layers"])
     return context
 
 

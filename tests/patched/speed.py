@@ -142,7 +142,7 @@ def launches(step: Callable[[Inputs], object], inputs: Inputs) -> list[str]:
         step(inputs)
         torch.cuda.synchronize()
     return [
-        event.name
+        event.name[:80]
         for event in seen.events()
         if event.device_type == torch.autograd.DeviceType.CUDA and "Sync" not in event.name
     ]
@@ -243,8 +243,8 @@ def main() -> None:
     for row in document["rows"]:
         us = row["us"]
         sys.stdout.write(
-            f"dcp {row['dcp']} tokens {row['tokens']:4}: +{row['added_launches']} launches, "
-            f"+{row['added_us']} us; patched {us['patched']}, upstream {us['upstream']}, "
+            f"dcp {row['dcp']} tokens {row['tokens']:4}: {row['added_launches']:+} launches, "
+            f"{row['added_us']:+} us; patched {us['patched']}, upstream {us['upstream']}, "
             f"floor {us['memory_floor']} us\n"
         )
 

@@ -36,11 +36,35 @@ BATCHES = {
     "many-rows": random_batch((80,), (70,), most=8),
 }
 
+# Requests whose query tokens end on both sides of a group's edge and of a round's, and
+# that leave ranks without a token.
+VERIFIED = random_batch((8, 66, 130, 300), (3, 3, 4, 3), decode_threshold=4)
+WITH_PREFILLS = random_batch((65, 129, 18, 260), (2, 1, 6, 5), decode_threshold=2)
 
+LAYOUTS = {
+    f"{name}-interleave-{interleave}": (batch, {"interleave": interleave})
+    for interleave in (16, 64)
+    for name, batch in (("mtp", VERIFIED), ("mixed", WITH_PREFILLS))
+}
+if pins.VIEWS_LARGE_BLOCKS:
+    LAYOUTS["large-blocks"] = (VERIFIED, {"block": 256})
+    LAYOUTS["large-blocks-interleave-64"] = (WITH_PREFILLS, {"block": 256, "interleave": 64})
+    LAYOUTS["gaps-between-blocks"] = (WITH_PREFILLS, {"gap": 128})
+
+if pins.REPLICATES_QUERIES:
+    LAYOUTS["replicated-query-mtp"] = (VERIFIED, {"replicated": True})
+    LAYOUTS["replicated-query-mixed"] = (WITH_PREFILLS, {"replicated": True, "interleave": 16})
+
+CASES = {name: (batch, {}) for name, batch in BATCHES.items()} | LAYOUTS
 PROBLEMS = {
     world: {
-        name: Problem(b, heads=8 * world // 2, topk=TOPK if b.rows <= 64 else PREFILL_TOPK)
-        for name, b in BATCHES.items()
+        name: Problem(
+            batch,
+            heads=8 * world // 2,
+            topk=TOPK if batch.rows <= 64 else PREFILL_TOPK,
+            **layout,
+        )
+        for name, (batch, layout) in CASES.items()
     }
     for world in (2, 4)
 }
@@ -62,10 +86,10 @@ def over_ranks(name: str, world: int, comm: str) -> tuple[np.ndarray, list]:
 
 @pytest.mark.parametrize("comm", ["ag_rs", "a2a"])
 @pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("name", CASES)
 def test_dcp_equals_attention_over_the_whole_context(name, world, comm):
-    batch = BATCHES[name]
     problem = PROBLEMS[world][name]
+    batch = problem.batch
     out, calls = over_ranks(name, world, comm)
     assert not np.isnan(out[: batch.rows]).any()
     np.testing.assert_allclose(out[: batch.rows], problem.expected(), atol=TOLERANCE, rtol=0)
@@ -98,7 +122,8 @@ def test_one_rank_is_as_it_was(config, name):
 def test_a_dense_prefill_backend_is_not_asked_for(config):
     """Where one can be had, the layer must still take the top-k path."""
     dense = mock.MagicMock(name="dense prefill backend")
-    problem = Problem(BATCHES["mixed"], heads=8)
+    # No prefill has context here, whose dense metadata needs a CUDA device.
+    problem = Problem(random_batch((40, 6, 5), (1, 6, 5)), heads=8)
     with mock.patch.object(mla_attention, "get_mla_prefill_backend", return_value=dense):
         out, calls = run_layer(problem, config, 0, 1)
     np.testing.assert_allclose(out, problem.expected(), atol=TOLERANCE, rtol=0)

@@ -12,6 +12,7 @@ import torch
 from device import DEVICE
 from layers import TOPK, make_config, make_impl, patched_launcher
 from vllm.config import set_current_vllm_config
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.models.deepseek_v4.nvidia.flashinfer_sparse import (
     DeepseekV4FlashInferMLASparseBackend,
 )
@@ -26,6 +27,7 @@ from vllm.v1.attention.backends.mla.flashinfer_mla_sparse_sm120 import (
     FlashInferMLASparseSM120Impl,
 )
 from vllm.v1.attention.backends.mla.sparse_swa import DeepseekSparseSWABackend
+from vllm.v1.worker.cp_utils import check_attention_cp_compatibility
 from vllm.v1.worker.utils import select_common_block_size
 
 
@@ -252,6 +254,45 @@ def test_gathered_heads_without_a_kernel_are_refused():
     for error in ranks.run(build_on_rank, 2, 2, 2, 12):
         assert "24 heads" in error
         assert "128" in error
+
+
+class FakeLayer(AttentionLayerBase):
+    """What the check at startup looks at: a layer with an implementation."""
+
+    def __init__(self, impl):
+        self.impl = impl
+
+    def get_attn_backend(self):
+        return FlashInferMLASparseSM120Backend
+
+    def get_kv_cache_spec(self, vllm_config):
+        return None
+
+
+def start_with_drafts_on_rank(rank, world, rendezvous, interleave):
+    """The objection to drafts, of vLLM's own check of every layer; none if it starts."""
+    config = make_config(world, world, interleave=interleave)
+    with ranks.model_parallel(rank, world, world, rendezvous, config):
+        layer = FakeLayer(make_impl(num_heads=8))
+    config.compilation_config.static_forward_context["layer"] = layer
+    config.speculative_config = object()
+    try:
+        check_attention_cp_compatibility(config)
+    except AssertionError as error:
+        return str(error)
+    return None
+
+
+def test_drafts_start_with_dcp():
+    assert ranks.run(start_with_drafts_on_rank, 2, 1) == [None] * 2
+
+
+def test_drafts_with_an_interleave_start_where_the_indexer_takes_one():
+    for objection in ranks.run(start_with_drafts_on_rank, 2, 16):
+        if pins.INDEXER_TAKES_INTERLEAVE:
+            assert objection is None
+        else:
+            assert "MTP with cp_kv_cache_interleave_size > 1" in objection
 
 
 def forward_on_rank(rank, world, rendezvous):

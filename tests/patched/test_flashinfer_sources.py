@@ -234,6 +234,16 @@ def test_cubins_of_another_version_are_refused(monkeypatch, ours, theirs):
         cubins(monkeypatch, ours, theirs)
 
 
+@in_0_7
+def test_the_report_on_an_environment_has_the_same_rule():
+    from flashinfer.collect_env import _kernel_package_matches
+
+    for ours in OURS:
+        assert _kernel_package_matches("flashinfer-cubin", OURS[0], ours)
+        assert not _kernel_package_matches("flashinfer-cubin", f"{OURS[0]}1", ours)
+    assert not _kernel_package_matches("flashinfer-jit-cache", f"{OURS[0]}+cu130", OURS[1])
+
+
 def test_kernels_compiled_from_other_sources_are_refused(monkeypatch):
     fake = types.ModuleType("flashinfer_jit_cache")
     fake.__spec__ = importlib.machinery.ModuleSpec(fake.__name__, None)
