@@ -96,6 +96,8 @@ class Verb(click.Command):
 
 @click.group(
     cls=Verbs,
+    no_args_is_help=False,
+    invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="vllm-overlay", prog_name="vllm-overlay")
@@ -116,10 +118,18 @@ def cli(ctx: click.Context, patches: Path | None) -> None:
     """
     ctx.ensure_object(App)
     ctx.obj.patches = patches
+    if ctx.invoked_subcommand is None:
+        ctx.obj.report.text(ctx.get_help())
+        raise click.exceptions.Exit(2)
 
 
-def verb(*, examples: str) -> Callable[[Callable[..., Any]], click.Command]:
-    """Register a verb; every one takes ``--json`` and ``--quiet``."""
+def verb(*, short: str, examples: str) -> Callable[[Callable[..., Any]], click.Command]:
+    """Register a verb; every one takes ``--json`` and ``--quiet``.
+
+    Args:
+        short: what it does, in the list of verbs.
+        examples: invocations, one a line.
+    """
 
     def register(function: Callable[..., Any]) -> click.Command:
         function = click.option(
@@ -130,7 +140,7 @@ def verb(*, examples: str) -> Callable[[Callable[..., Any]], click.Command]:
             "--quiet", "-q", is_flag=True, expose_value=False, callback=_set_quiet,
             help="No progress on standard error.",
         )(function)  # fmt: skip
-        return cli.command(cls=Verb, epilog=examples)(click.pass_obj(function))
+        return cli.command(cls=Verb, epilog=examples, short_help=short)(click.pass_obj(function))
 
     return register
 

@@ -113,6 +113,7 @@ class Sources:
             base = wanted.kind(choice)
         else:
             base = wanted.path(Path(choice), known)
+        wanted.check_tree(base)
         if base.url:
             wanted.blobs(base.commit, line.series[upstream], base.url)
         return base
@@ -259,6 +260,18 @@ class _Wanted:
         with self.store.writing():
             fetch_objects(self.store, url, missing, self.how.report)
 
+    def check_tree(self, base: Base) -> None:
+        """Refuse a base that was in the store already and isn't the tree that the pin names now."""
+        if self.pin.tree not in (None, base.commit.tree):
+            raise self._wrong_tree(base.commit.tree, f"{self.pin.tree} (the pin's 'tree')")
+
+    def _wrong_tree(self, tree: str, promised: str) -> SourceError:
+        return SourceError(
+            f"{self.upstream} {self.pin.version}: the source is another tree than promised",
+            why=f"its tree is {tree}; expected {promised}",
+            fix="don't use this source; or, if the pin is wrong, correct 'tree' in line.toml",
+        )
+
     def refs(self) -> Iterator[str]:
         """Names of this pin's base commits, one a kind of source."""
         yield self._ref("archive", self.pin.sdist.sha256, *self.pin.generated)
@@ -278,11 +291,7 @@ class _Wanted:
         try:
             return self.store.import_tree(members, ref=ref, message=self.message, expect=promised)
         except WrongTreeError as error:
-            raise SourceError(
-                f"{self.upstream} {self.pin.version}: the source is another tree than promised",
-                why=f"its tree is {error.tree}; expected {error.promised}",
-                fix="don't use this source; or, if the pin is wrong, correct 'tree' in line.toml",
-            ) from None
+            raise self._wrong_tree(error.tree, error.promised) from None
 
     def _fetch(self, url: str, commit_id: str, ref: str, *, check_tag: bool) -> Commit:
         with self.store.writing():

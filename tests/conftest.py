@@ -24,6 +24,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 from overlay.archive import Member
 from overlay.cli import main
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
 
     # None deletes; a pair is (mode, content), with 0o120000 for a link to ``content``
     File = bytes | tuple[int, bytes] | None
+
+# The same examples everywhere, and no deadline: a busy machine is no fault
+settings.register_profile("project", deadline=None, derandomize=True)
+settings.load_profile("project")
 
 # Nothing of the user, nothing of the clock: the ids that plain git makes are the same everywhere.
 GIT_ENV = {

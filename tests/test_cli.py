@@ -146,6 +146,21 @@ def test_rewording_changes_no_wheel(run: Run, tiny: Tiny, tmp_path: Path) -> Non
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
+def test_the_default_folder_holds_the_newest_pair_only(run: Run, tiny: Tiny) -> None:
+    run("lock", "tiny")
+    assert run("wheel", "tiny").code == 0
+    folder = tiny.root / "dist" / "tiny"
+    (folder / "other-1-py3-none-any.whl").touch()
+    first = {path.name for path in folder.glob("*tiny.o*.whl")}
+    patch = tiny.folder / "vllm" / "first.patch"
+    patch.write_bytes(patch.read_bytes().replace(b"+one = 33\n", b"+one = 34\n"))
+    ran = run("wheel", "tiny", "--relock")
+    second = {path.name for path in folder.glob("*tiny.o*.whl")}
+    assert (len(first), len(second), first & second) == (2, 2, set())
+    assert all(f"removed {name}, an earlier build" in ran.err for name in first)
+    assert (folder / "other-1-py3-none-any.whl").exists()
+
+
 def test_a_patch_to_build_inputs_refuses_the_overlay(run: Run, tiny: Tiny) -> None:
     tiny.add_patch("vllm", "kernel", {"csrc/kernel.cu": b"// faster\n"})
     run("lock", "tiny")

@@ -228,6 +228,17 @@ def test_an_archive_with_another_tree_than_the_pin_is_refused(run: Run, tiny: Ti
     assert ran.code == 5
 
 
+@pytest.mark.parametrize("source", ["archive", "git"])
+def test_the_pins_tree_holds_on_a_warm_cache_too(run: Run, tiny: Tiny, source: str) -> None:
+    assert run("lock", "tiny", "--source", source).code == 0
+    tree = git(tiny.repos["vllm"], "rev-parse", "v1.2.3^{tree}").decode().strip()
+    tiny.edit(tree, "3" * 40)
+    for verb in ("lock", "apply", "verify", "fetch", "wheel"):
+        ran = run(verb, "tiny", "--source", source)
+        assert ran.code == 5, verb
+        assert f"its tree is {tree}; expected {'3' * 40}" in ran.err
+
+
 def test_read_folder_refuses_what_git_cannot_hold(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"")
     subprocess.run(("mkfifo", str(tmp_path / "pipe")), check=True)

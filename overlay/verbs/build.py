@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 
 @verb(
+    short="Download all that LINE needs into the cache",
     examples="""
     vllm-overlay fetch infernal
     vllm-overlay fetch infernal --source git
     vllm-overlay fetch infernal --no-wheels
-    """
+    """,
 )
 @click.argument("line")
 @click.option("--wheels/--no-wheels", default=True, help="Also upstream's wheels (the default).")
@@ -57,11 +58,12 @@ def fetch(app: App, line: str, wheels: bool) -> None:
 
 
 @verb(
+    short="Apply both series; check them against the lock",
     examples="""
     vllm-overlay apply infernal
     vllm-overlay apply infernal --json
     vllm-overlay apply infernal --relock
-    """
+    """,
 )
 @click.argument("line")
 @click.option("--relock", is_flag=True, help="Write the lock anew instead of checking it.")
@@ -84,9 +86,10 @@ def apply(app: App, line: str, relock: bool) -> None:
 
 
 @verb(
+    short="Write LINE's lock.toml",
     examples="""
     vllm-overlay lock infernal
-    """
+    """,
 )
 @click.argument("line")
 @reaches_sources
@@ -102,10 +105,11 @@ def lock(app: App, line: str) -> None:
 
 
 @verb(
+    short="Recompute what the lock promises",
     examples="""
     vllm-overlay verify infernal
     vllm-overlay verify infernal --source git
-    """
+    """,
 )
 @click.argument("line")
 @reaches_sources
@@ -129,11 +133,12 @@ def verify(app: App, line: str) -> None:
 
 
 @verb(
+    short="Build LINE's two wheels",
     examples="""
     vllm-overlay wheel infernal
     vllm-overlay wheel infernal --out /tmp/wheels
     pip install dist/infernal/*.whl
-    """
+    """,
 )
 @click.argument("line")
 @click.option(
@@ -152,14 +157,24 @@ def wheel(app: App, line: str, out: Path | None, relock: bool) -> None:
     agreed = _settle(app, read, patched, relock=relock)
     folder = out or app.root.absolute().parent / "dist" / line
     built = build_wheels(read, patched, sources, folder, app.report)
+    if out is None:
+        _remove_earlier(app, folder, {one.path for one in built})
     if app.report.as_json:
         rows = [{**asdict(one), "path": str(one.path)} for one in built]
         app.report.json({"verb": "wheel", "line": line, "digest": agreed.digest, "wheels": rows})
         return
     app.report.table(
-        ("upstream", "version", "changed files", "wheel"),
-        [(one.upstream, one.version, str(one.changes), str(one.path)) for one in built],
+        ("upstream", "version", "changed", "wheel"),
+        [(one.upstream, one.version, f"{one.changes} files", str(one.path)) for one in built],
     )
+
+
+def _remove_earlier(app: App, folder: Path, built: set[Path]) -> None:
+    """Keep the default folder installable by ``*.whl``: one pair of wheels, the newest."""
+    for path in sorted(folder.glob(f"*+{folder.name}.o*.whl")):
+        if path not in built:
+            path.unlink()
+            app.report.say(f"removed {path.name}, an earlier build")
 
 
 def _apply(app: App, line: Line, *, use_states: bool = True) -> dict[Upstream, Patched]:

@@ -12,10 +12,11 @@ from overlay.app import App, reaches_sources, verb
 
 
 @verb(
+    short="Pack a line's checks for a GPU machine",
     examples="""
     vllm-overlay bundle infernal
     vllm-overlay bundle infernal --out /tmp/bundle.tar.gz --python 3.12
-    """
+    """,
 )
 @click.argument("line")
 @click.option(

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 
 @verb(
+    short="Run a session of checks on a line",
     examples="""
     vllm-overlay check static infernal
     vllm-overlay check static infernal --force
     vllm-overlay check cpu infernal --python venv/bin/python -- -k launcher
-    """
+    """,
 )
 @click.argument("session")
 @click.argument("line")
@@ -68,10 +69,11 @@ def check(
 
 
 @verb(
+    short="Which checks passed for which digest",
     examples="""
     vllm-overlay status
     vllm-overlay status infernal --json
-    """
+    """,
 )
 @click.argument("lines", nargs=-1)
 def status(app: App, lines: tuple[str, ...]) -> None:

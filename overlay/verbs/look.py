@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 
 @verb(
+    short="List the lines",
     examples="""
     vllm-overlay lines
     vllm-overlay lines --json
-    """
+    """,
 )
 def lines(app: App) -> None:
     """List the lines: pins, number of patches, digest."""
@@ -67,11 +68,12 @@ def _line_row(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 @verb(
+    short="Show a line or a patch",
     examples="""
     vllm-overlay show infernal
     vllm-overlay show infernal lse-plumbing
     vllm-overlay show infernal lse-plumbing --diff
-    """
+    """,
 )
 @click.argument("line")
 @click.argument("patch", required=False)
@@ -163,11 +165,12 @@ def _patch_document(upstream: Upstream, patch: Patch) -> dict[str, Any]:
 
 
 @verb(
+    short="Check wheels, or what is installed",
     examples="""
     vllm-overlay inspect dist/infernal/*.whl
     vllm-overlay inspect --installed
     vllm-overlay inspect --installed --python venv/bin/python
-    """
+    """,
 )
 @click.argument("wheels", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--installed", is_flag=True, help="What is installed instead of wheel files.")
@@ -268,10 +271,11 @@ def _inspection_document(one: Inspection) -> dict[str, Any]:
 
 
 @verb(
+    short="Say what this machine lacks",
     examples="""
     vllm-overlay doctor
     vllm-overlay doctor --online
-    """
+    """,
 )
 @click.option("--online", is_flag=True, help="Also ask whether the package indexes answer.")
 def doctor(app: App, online: bool) -> None:
@@ -298,11 +302,12 @@ def doctor(app: App, online: bool) -> None:
 
 
 @verb(
+    short="List the cache, or tidy it (gc)",
     examples="""
     vllm-overlay cache
     vllm-overlay cache gc --dry-run
     vllm-overlay cache gc --days 7
-    """
+    """,
 )
 @click.argument("action", type=click.Choice(["list", "gc"]), default="list")
 @click.option("--dry-run", is_flag=True, help="gc: only say what would go.")

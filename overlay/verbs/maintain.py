@@ -23,11 +23,12 @@ UPSTREAM = click.Choice(["vllm", "flashinfer"])
 
 
 @verb(
+    short="A git worktree with one commit a patch",
     examples="""
     vllm-overlay checkout infernal vllm work
     vllm-overlay checkout infernal vllm work --at lse-plumbing
     cd work && git rebase -i overlay-base
-    """
+    """,
 )
 @click.argument("line")
 @click.argument("upstream", type=UPSTREAM)
@@ -57,11 +58,12 @@ def checkout(app: App, line: str, upstream: Upstream, folder: Path, at: str | No
 
 
 @verb(
+    short="Commits of a checkout back to patch files",
     examples="""
     vllm-overlay export infernal vllm work
     cd work && vllm-overlay --patches ../patches export infernal vllm
     vllm-overlay export infernal vllm work --drop warmup-guard
-    """
+    """,
 )
 @click.argument("line")
 @click.argument("upstream", type=UPSTREAM)
@@ -104,11 +106,12 @@ def export(
 
 
 @verb(
+    short="Add a diff as a patch, or make a line",
     examples="""
     git diff | vllm-overlay new infernal vllm faster-merge --subject 'attention: merge faster'
     vllm-overlay new infernal flashinfer page-check --from 0001-check.patch
     vllm-overlay new copper --like infernal
-    """
+    """,
 )
 @click.argument("line")
 @click.argument("upstream", type=UPSTREAM, required=False)
@@ -169,11 +172,12 @@ def _base(app: App, line: Line, upstream: Upstream) -> Base:
 
 
 @verb(
+    short="Look for faults that git lets through",
     examples="""
     vllm-overlay lint
     vllm-overlay lint infernal
     vllm-overlay lint infernal --json
-    """
+    """,
 )
 @click.argument("lines", nargs=-1)
 def lint(app: App, lines: tuple[str, ...]) -> None:

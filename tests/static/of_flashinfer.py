@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from tests.static.trees import Pair
 
 PREFILL, LAUNCHER = "csrc/sparse_mla_sm120_prefill.cu", "csrc/sparse_mla_sm120.cu"
-PREFILL_KERNEL = "include/flashinfer/attention/sparse_mla_sm120/prefill_kernel.cuh"
+_HEADERS = "include/flashinfer/attention/sparse_mla_sm120"
+PREFILL_KERNEL, BARRIERS = f"{_HEADERS}/prefill_kernel.cuh", f"{_HEADERS}/arch/barrier.cuh"
 
 
 @of("sparse-mla-prefill-page-size")
@@ -65,6 +66,17 @@ def the_tile_handshake_alternates_between_two_barriers(pair: Pair) -> None:
     assert even != odd
     # Neither is taken for something else
     assert not re.search(rf"bar_(sync|arrive)_t<({even}|{odd}),", code)
+
+
+@of("sparse-mla-prefill-barrier")
+def the_parity_of_a_tile_chooses_the_barrier(pair: Pair) -> None:
+    code = cpp_code(pair.flashinfer.text(BARRIERS))
+    for kind in ("arrive", "sync"):
+        head = r"template <int ID_EVEN, int ID_ODD, int CNT> [\w ]+"
+        assert re.search(rf"{head} bar_{kind}_alt\(int parity\)", code), kind
+        body = cpp_function(code, f"bar_{kind}_alt")
+        odd, even = (f"bar_{kind}_t<{one}, CNT>();" for one in ("ID_ODD", "ID_EVEN"))
+        assert re.sub(r"[{}] ?", "", body).strip() == f"if (parity) {odd} else {even}", kind
 
 
 @of("cubin-version")

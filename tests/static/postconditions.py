@@ -63,6 +63,6 @@ def of(patch: str, **on_pin: str) -> Callable[[Callable[[Pair], None]], Callable
 
 
 # Registers them
-from tests.static import of_attention, of_flashinfer, of_layer, of_warmup  # noqa: E402
+from tests.static import of_attention, of_drafts, of_flashinfer, of_layer, of_warmup  # noqa: E402
 
-__all__ = ["POSTCONDITIONS", "of_attention", "of_flashinfer", "of_layer", "of_warmup"]
+__all__ = ["POSTCONDITIONS", "of_attention", "of_drafts", "of_flashinfer", "of_layer", "of_warmup"]
