@@ -43,12 +43,16 @@ def timed(*argv: str | Path) -> tuple[float, float]:
     return time.perf_counter() - started, usage.ru_maxrss / 1024
 
 
-def edit(patch: Path) -> None:
-    """Change one added line of a patch."""
-    lines = patch.read_bytes().split(b"\n")
-    at = next(i for i, line in enumerate(lines) if line.startswith(b"+    #"))
-    lines[at] = lines[at].split(b" @", 1)[0] + b" @%d" % time.time_ns()
-    patch.write_bytes(b"\n".join(lines))
+def edit(patches: list[Path]) -> None:
+    """Change one added comment in the last patch that has one."""
+    for patch in reversed(patches):
+        lines = patch.read_bytes().split(b"\n")
+        at = next((i for i, line in enumerate(lines) if line.startswith(b"+    #")), None)
+        if at is not None:
+            lines[at] = lines[at].split(b" @", 1)[0] + b" @%d" % time.time_ns()
+            patch.write_bytes(b"\n".join(lines))
+            return
+    sys.exit("no patch adds a comment that could be edited")
 
 
 def precompiled(line_name: str, scratch: Path) -> float:
@@ -78,12 +82,13 @@ def main() -> None:
         line = read_line(scratch / "patches", options.line)
         sources = Sources(cache=cache_folder(), report=Reporter(quiet=True))
         bases = [sources.release(line, upstream) for upstream in UPSTREAMS]
-        *_, (last, _) = series_names(line.folder / "vllm" / "series")
+        folder = line.folder / "vllm"
+        patches = [folder / f"{name}.patch" for name, _ in series_names(folder / "series")]
         command = (sys.executable, ROOT / "build.py", "--patches", scratch / "patches")
         seconds: dict[str, list[float]] = {"cp": [], "start": [], "wheel": []}
         peak = 0.0
         for number in range(options.rounds):
-            edit(line.folder / "vllm" / f"{last}.patch")
+            edit(patches)
             out = scratch / f"out{number}"
             out.mkdir()
             seconds["cp"].append(timed("cp", *bases, out)[0])
