@@ -192,7 +192,7 @@ def _flashinfer(path: str, wheel_names: Container[str]) -> Ship:
         return BuildInput("made by a compiler")
     name = _flashinfer_name(path)
     if name is not None:
-        return Shipped(name) if name in wheel_names or _flashinfer_takes(path) else NotShipped()
+        return Shipped(name) if _flashinfer_takes(path) or name in wheel_names else NotShipped()
     if top in _FLASHINFER_INPUTS:
         return BuildInput(_FLASHINFER_INPUTS[top])
     if top in _FLASHINFER_IGNORED or (not rest and _is_text_for_people(top)):

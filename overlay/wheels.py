@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Container
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from overlay.distinfo import overlay_version, requirements_of
@@ -17,7 +18,7 @@ from overlay.record import make_record
 from overlay.wheel import Change, flashinfer_build_meta, overlay_wheel, vllm_version_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from overlay.apply import Patched
@@ -54,7 +55,7 @@ def build_wheels(
     """
     record = make_record(line, {upstream: patched[upstream].tree for upstream in UPSTREAMS})
     bases = {upstream: sources.release(line, upstream) for upstream in UPSTREAMS}
-    names = {upstream: _names(bases[upstream]) for upstream in UPSTREAMS}
+    names = {upstream: _Names(bases[upstream]) for upstream in UPSTREAMS}
     _refuse_build_inputs(line, patched, names)
     built = []
     for upstream in UPSTREAMS:
@@ -79,18 +80,28 @@ def build_wheels(
     return built
 
 
-def _names(wheel: Path) -> frozenset[str]:
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            return frozenset(archive.namelist())
-    except (OSError, zipfile.BadZipFile) as error:
-        raise SourceError(f"{wheel.name} is no wheel", why=str(error)) from None
+class _Names(Container[str]):
+    """Names of a wheel's members, read when the first is asked for: most builds never ask."""
+
+    def __init__(self, wheel: Path) -> None:
+        self._wheel = wheel
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._all
+
+    @cached_property
+    def _all(self) -> frozenset[str]:
+        try:
+            with zipfile.ZipFile(self._wheel) as archive:
+                return frozenset(archive.namelist())
+        except (OSError, zipfile.BadZipFile) as error:
+            raise SourceError(f"{self._wheel.name} is no wheel", why=str(error)) from None
 
 
 def _refuse_build_inputs(
     line: Line,
     patched: Mapping[Upstream, Patched],
-    names: Mapping[Upstream, Collection[str]],
+    names: Mapping[Upstream, Container[str]],
 ) -> None:
     found = []
     for upstream in UPSTREAMS:
@@ -108,7 +119,7 @@ def _refuse_build_inputs(
         )
 
 
-def _changes(upstream: Upstream, patched: Patched, names: Collection[str]) -> list[Change]:
+def _changes(upstream: Upstream, patched: Patched, names: Container[str]) -> list[Change]:
     changes = []
     for effect in patched.tree.final().values():
         ship = wheel_path(upstream, _plain(effect.path), names)
