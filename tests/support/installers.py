@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from packaging.metadata import parse_email
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from packaging.tags import sys_tags
+from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from overlay.pipconfig import read_pip_config
 
@@ -162,10 +163,13 @@ class Uv:
     def install(self, python: Path, *arguments: str) -> Done:
         return self._run("pip", "install", "--python", str(python), *arguments)
 
-    def install_on_cpu(self, python: Path, wheels: Sequence[Path], folder: Path) -> None:
+    def install_on_cpu(
+        self, python: Path, wheels: Sequence[Path], folder: Path, *overridden: str
+    ) -> None:
         overrides = folder / "overrides.txt"
         # uv's way to say "without": a marker that never holds
         lines = [f'{name} ; python_version < "3"\n' for name in sorted(self.dropped())]
+        lines += [f"{requirement}\n" for requirement in overridden]
         overrides.write_text("".join(lines), encoding="utf-8")
         self.install(python, "--override", str(overrides), *map(str, wheels)).check()
 
@@ -274,8 +278,28 @@ def main(folder: str, torch: str, *wheels: str, cuda: bool = False) -> None:
     if cuda:
         uv.install(python, f"torch=={torch}", "pytest", *wheels).check()
         return
-    uv.install(python, f"torch=={torch}", "pytest").check()
-    uv.install_on_cpu(python, [Path(wheel) for wheel in wheels], Path(folder))
+    at_hand = cpu_torch(torch, read_pip_config().find_links)
+    uv.install(python, f"torch=={at_hand}", "pytest").check()
+    uv.install_on_cpu(python, [Path(w) for w in wheels], Path(folder), f"torch=={at_hand}")
+
+
+def cpu_torch(wanted: str, find_links: Sequence[str]) -> str:
+    """The torch to check a line with on a CPU: ``wanted``, or the newest CPU build at hand.
+
+    The index has CUDA builds (gigabytes); a find-links folder may hold a CPU build, of another
+    version. The receipt says which torch was used.
+    """
+    tags = set(sys_tags())
+    built = {
+        version
+        for folder in find_links
+        for wheel in Path(folder).glob("torch-*.whl")
+        for _, version, _, of in [parse_wheel_filename(wheel.name)]
+        if version.local == "cpu" and tags & of
+    }
+    if not built or any(version.public == wanted for version in built):
+        return wanted
+    return str(max(built))
 
 
 if __name__ == "__main__":
