@@ -21,6 +21,7 @@ from packaging.utils import (
 )
 from packaging.version import InvalidVersion, Version
 
+from overlay import tombstones
 from overlay.errors import OverlayError
 from overlay.line import (
     CODENAME,
@@ -96,6 +97,7 @@ def lint_line(root: Path, name: str, *, trees: Mapping[Upstream, Patched] | None
         if trees and upstream in trees:
             applied.append(upstream)
             faults += check_applied(trees[upstream], checked, f"{name}/{upstream}")
+        faults += _merged(root, name, upstream, checked)
     if not any(fault.severity == "error" for fault in faults):
         faults += _refusal(root, name)
     ordered = sorted(dict.fromkeys(faults), key=lambda fault: (fault.file, fault.line))
@@ -114,6 +116,28 @@ def _refusal(root: Path, name: str) -> Iterator[Fault]:
         read_line(root, name)
     except OverlayError as error:
         yield _fault(name, 0, "refused", error.what, error.fix)
+
+
+def _merged(
+    root: Path, name: str, upstream: Upstream, patches: Mapping[str, Patch]
+) -> Iterator[Fault]:
+    """Patches that another line dropped, since upstream has them by this line's version."""
+    try:
+        stones = tombstones.read(root)
+        version = read_line(root, name).pin(upstream).version if stones else ""
+    except OverlayError as error:
+        if error.what.startswith(f"{root.name}/{tombstones.FILE}"):
+            yield _fault(tombstones.FILE, 0, "dropped-file", error.what, error.fix)
+        return  # what is wrong with the line is said elsewhere
+    for patch in patches.values():
+        stone = tombstones.merged(stones, patch, upstream, version)
+        if stone is not None:
+            where = f" ({stone.pull})" if stone.pull else ""
+            yield _fault(
+                f"{name}/{upstream}/{patch.name}{SUFFIX}", 0, "merged-elsewhere",
+                f"{stone.line} dropped it: {upstream} {stone.at_version} has it{where}",
+                "see whether this line needs it still", "hint",
+            )  # fmt: skip
 
 
 # --- line.toml -------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def check_applied(patched: Patched, patches: Mapping[str, Patch], where: str) ->
                     yield _fault(file, finding.at, "offset", f"{finding.path}: {finding.why}",
                                  "write it again with 'export'")  # fmt: skip
         elif patch is not None:
-            yield from _index_lines(patch, applied, file)
+            yield from index_lines(patch, applied, file)
         tree = applied.tree
 
 
@@ -109,7 +109,8 @@ def _trimmed(hunk: Hunk, lead: int, trail: int) -> Hunk:
     )
 
 
-def _index_lines(patch: Patch, applied: Applied, file: str) -> Iterator[Fault]:
+def index_lines(patch: Patch, applied: Applied, file: str) -> Iterator[Fault]:
+    """The index lines of a patch that applies which say other blobs than there are."""
     effects = {effect.path: effect for effect in applied.effects}
     for diff in patch.files:
         sides = []
