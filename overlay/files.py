@@ -27,14 +27,19 @@ _REMEDIES = {
 _CACHE_REMEDY = ", or set VLLM_OVERLAY_CACHE to a folder on another disk"
 
 
-def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Replace ``path`` by a file with ``data``: written beside, synced, then renamed."""
+def write_atomic(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = True) -> None:
+    """Replace ``path`` by a file with ``data``: written beside, synced, then renamed.
+
+    Without ``sync`` a machine that stops at once may leave an empty file: for what is seen then,
+    and made again.
+    """
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         os.chmod(temporary, mode)  # noqa: PTH101 - a name, not a Path
         os.replace(temporary, path)  # noqa: PTH105
     except BaseException:

@@ -121,7 +121,8 @@ def _blocks(text: str) -> tuple[str, dict[str, _Block], str]:
             heading, apart, above = (apart, "", above) if cut else (above, "", "")
         blocks[entry.removesuffix(SUFFIX)] = _Block(apart, above, line)
         above = ""
-    return heading, blocks, above
+    # Of a series that is still empty, all there is is its heading
+    return (heading, blocks, above) if blocks else (above, {}, "")
 
 
 def _prove(stage: Path, store: Store, base: Commit, trees: Sequence[str]) -> None:
