@@ -123,12 +123,15 @@ def cli(ctx: click.Context, patches: Path | None) -> None:
         raise click.exceptions.Exit(2)
 
 
-def verb(*, short: str, examples: str) -> Callable[[Callable[..., Any]], click.Command]:
+def verb(
+    *, short: str, examples: str, name: str | None = None
+) -> Callable[[Callable[..., Any]], click.Command]:
     """Register a verb; every one takes ``--json`` and ``--quiet``.
 
     Args:
         short: what it does, in the list of verbs.
         examples: invocations, one a line.
+        name: where the function's own name can't be it.
     """
 
     def register(function: Callable[..., Any]) -> click.Command:
@@ -140,7 +143,9 @@ def verb(*, short: str, examples: str) -> Callable[[Callable[..., Any]], click.C
             "--quiet", "-q", is_flag=True, expose_value=False, callback=_set_quiet,
             help="No progress on standard error.",
         )(function)  # fmt: skip
-        return cli.command(cls=Verb, epilog=examples, short_help=short)(click.pass_obj(function))
+        return cli.command(name, cls=Verb, epilog=examples, short_help=short)(
+            click.pass_obj(function)
+        )
 
     return register
 

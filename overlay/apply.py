@@ -24,7 +24,7 @@ from overlay.paths import quote_path
 from overlay.store import Commit, FastImport, Store, StoredTree
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from overlay.git import ObjectReader
     from overlay.patch import Patch
@@ -117,7 +117,8 @@ def apply_series(
     with machine_errors(store.states):
         store.states.mkdir(parents=True, exist_ok=True)
         for key, state in zip(keys[len(done) :], made, strict=True):
-            write_atomic(store.states / f"{key}.json", msgspec.json.encode(_keep(key, state)))
+            data = msgspec.json.encode(_keep(key, state))
+            write_atomic(store.states / f"{key}.json", data, sync=False)
     return PatchedTree(base=base, patches=(*done, *made))
 
 
@@ -220,7 +221,7 @@ def _make(
                 _effect(path, tree.get(path), entry)
                 for path, entry in sorted(outcome.changes.items())
             )
-            _commit(stream, patch, outcome.changes, parent, ref)
+            write_commit(stream, patch, outcome.changes, parent, ref)
             parent = None
             at = stream.made()
             tree.changes |= outcome.changes
@@ -240,13 +241,14 @@ def _holds(verdict: Verdict) -> bool:
     return verdict.good or verdict is Verdict.MERGED
 
 
-def _commit(
+def write_commit(
     stream: FastImport,
     patch: Patch,
-    changes: dict[bytes, Entry | None],
+    changes: Mapping[bytes, Entry | None],
     parent: str | None,
     ref: str,
 ) -> None:
+    """Begin and fill the commit of one patch; ``parent`` None continues the last one."""
     stream.commit(
         ref,
         parent=parent,

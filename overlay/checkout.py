@@ -23,10 +23,11 @@ from overlay.line import Upstream
 from overlay.source import fetch_objects
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from overlay.apply import PatchedTree
+    from overlay.git import Git
     from overlay.line import Line
     from overlay.report import Reporter
     from overlay.store import Store
@@ -114,39 +115,79 @@ def checkout(
     """
     folder = folder.resolve()
     commit = _commit_at(patched, line, upstream, at)
-    _check_free(folder)
-    with machine_errors(folder, is_cache=False), _beside(folder) as new:
-        git_folder = new / ".git"
-        git_folder.mkdir()
-        env = {"GIT_DIR": str(git_folder), "GIT_WORK_TREE": str(new)}
-        branch = f"--initial-branch={line.name}"
-        store.git.run("init", "--quiet", "--template=", "--object-format=sha1", branch, env=env)
-        with (git_folder / "config").open("ab") as file:
-            file.write(_CONFIG)
-        (git_folder / "info").mkdir(exist_ok=True)
-        (git_folder / "info" / "attributes").write_bytes(ATTRIBUTES)
+    with new_repository(store, folder, line.name) as made:
         with report.progress(f"copying the objects of {line.name} {upstream}"):
-            _copy_objects(store, commit, git_folder, report, url=url, offline=offline)
-        refs = (
-            f"create refs/tags/{BASE_TAG} {patched.base.commit}\n"
-            f"create refs/heads/{line.name} {commit}\n"
-        )
-        store.git.run("update-ref", "--stdin", env=env, stdin=refs.encode())
+            copy_objects(store, [commit], made.git_folder, report, url=url, offline=offline)
+        made.refs({f"refs/tags/{BASE_TAG}": patched.base.commit, f"refs/heads/{line.name}": commit})
         with report.progress(f"writing {folder}"):
-            # One writer a core: 6600 files are bound by the system, not by git
-            store.git.run(
-                "-c", "checkout.workers=0", "read-tree", "-m", "-u", commit, env=env
-            )  # fmt: skip
+            made.write(commit)
         patches = {patch.name: patch.sha256 for patch in line.series[upstream]}
         write_record(
-            git_folder,
+            made.git_folder,
             Record(line=line.name, upstream=upstream, base=patched.base.commit, patches=patches),
         )
+    return Checkout(folder=folder, branch=line.name, base=patched.base.commit, commit=commit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repository:
+    """A repository that is being made; it is no one's yet.
+
+    Attributes:
+        folder, git_folder: where it is now, not where it will be.
+        git: of a store; ``run`` has it work here.
+    """
+
+    folder: Path
+    git_folder: Path
+    git: Git
+
+    def run(
+        self, *arguments: str, stdin: bytes = b"", env: Mapping[str, str] | None = None
+    ) -> bytes:
+        """Standard output of one sealed git command in this repository."""
+        own = {"GIT_DIR": str(self.git_folder), "GIT_WORK_TREE": str(self.folder)}
+        return self.git.run(*arguments, stdin=stdin, env={**own, **(env or {})})
+
+    def refs(self, refs: Mapping[str, str]) -> None:
+        """Create refs, by full name."""
+        lines = "".join(f"create {name} {commit}\n" for name, commit in refs.items())
+        self.run("update-ref", "--stdin", stdin=lines.encode())
+
+    def write(self, tree: str) -> None:
+        """Fill the empty index and the folder with a commit's or tree's files."""
+        # One writer a core: 6600 files are bound by the system, not by git
+        self.run("-c", "checkout.workers=0", "read-tree", "-m", "-u", tree)
+
+
+@contextlib.contextmanager
+def new_repository(store: Store, folder: Path, branch: str) -> Iterator[Repository]:
+    """A repository that is at ``folder`` when the block ends, complete, or not at all.
+
+    Args:
+        store: whose git makes it.
+        folder: must not exist, or be empty; resolved.
+        branch: that HEAD names.
+
+    Raises:
+        MachineError: the folder is in use, or can't be written.
+    """
+    _check_free(folder)
+    with machine_errors(folder, is_cache=False), _beside(folder) as new:
+        made = Repository(folder=new, git_folder=new / ".git", git=store.git)
+        made.git_folder.mkdir()
+        made.run(
+            "init", "--quiet", "--template=", "--object-format=sha1", f"--initial-branch={branch}"
+        )
+        with (made.git_folder / "config").open("ab") as file:
+            file.write(_CONFIG)
+        (made.git_folder / "info").mkdir(exist_ok=True)
+        (made.git_folder / "info" / "attributes").write_bytes(ATTRIBUTES)
+        yield made
         try:
             new.rename(folder)  # replaces an empty folder; fails on any other
         except OSError as error:
             raise _in_use(folder, error.strerror or "") from None
-    return Checkout(folder=folder, branch=line.name, base=patched.base.commit, commit=commit)
 
 
 def git_folders(folder: Path) -> tuple[Path, Path]:
@@ -236,10 +277,16 @@ def _runs(pid: str) -> bool:
     return int(pid) != os.getpid()
 
 
-def _copy_objects(
-    store: Store, commit: str, git_folder: Path, report: Reporter, *, url: str, offline: bool
+def copy_objects(
+    store: Store,
+    commits: Sequence[str],
+    git_folder: Path,
+    report: Reporter,
+    *,
+    url: str,
+    offline: bool,
 ) -> None:
-    """Pack everything that ``commit`` needs into the checkout.
+    """Pack everything that ``commits`` need into the checkout.
 
     Git runs in the checkout and borrows from the store for this one process, so no temporary
     file lands in the store, and a store that lacks objects is an error and never asks a server.
@@ -252,22 +299,22 @@ def _copy_objects(
     def pack() -> None:
         store.git.run(
             "pack-objects", "--quiet", "--revs", "--delta-base-offset", str(packs / "pack"),
-            env=env, stdin=commit.encode() + b"\n",
+            env=env, stdin=b"".join(commit.encode() + b"\n" for commit in commits),
         )  # fmt: skip
 
     try:
         pack()
     except GitError:
-        missing = _missing(store, commit)
+        missing = _missing(store, commits)
         if not missing:
             raise
         _fetch(store, missing, report, url=url, offline=offline)
         pack()
 
 
-def _missing(store: Store, commit: str) -> list[str]:
+def _missing(store: Store, commits: Sequence[str]) -> list[str]:
     listed = store.git.run(
-        "rev-list", "--objects", "--no-object-names", "--missing=print", commit
+        "rev-list", "--objects", "--no-object-names", "--missing=print", *commits
     ).decode()
     return [line[1:] for line in listed.splitlines() if line.startswith("?")]
 

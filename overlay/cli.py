@@ -16,10 +16,34 @@ import click
 from overlay.app import App, cli
 from overlay.errors import MachineError, OverlayError
 from overlay.report import Reporter, prepare_streams
-from overlay.verbs import build, bundle, check, look, maintain
+from overlay.verbs import (
+    build,
+    bundle,
+    check,
+    frontier,
+    importing,
+    look,
+    maintain,
+    move,
+    series,
+    verdicts,
+)
 
 # Importing the verbs has registered them
-__all__ = ["build", "bundle", "check", "cli", "look", "main", "maintain"]
+__all__ = [
+    "build",
+    "bundle",
+    "check",
+    "cli",
+    "frontier",
+    "importing",
+    "look",
+    "main",
+    "maintain",
+    "move",
+    "series",
+    "verdicts",
+]
 
 INTERRUPTED, INTERNAL = 130, 70
 DEBUG_VARIABLE = "VLLM_OVERLAY_DEBUG"

@@ -23,7 +23,7 @@ from overlay.git import Git, ObjectReader
 from overlay.patch import NAME_TRAILER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from overlay.store import Store
 
@@ -144,7 +144,7 @@ class Work:
                     f"{what} is under way in {self.folder}",
                     fix="finish or abort it; 'git status' there says how",
                 )
-        changed = [path for state, path in self._status if state != "??"]
+        changed = [path for state, path in self.status if state != "??"]
         if changed:
             raise ExportError(
                 f"{self.folder} has changes that are in no commit",
@@ -156,10 +156,11 @@ class Work:
     @property
     def untracked(self) -> tuple[str, ...]:
         """Files that git was never told of; export leaves them out."""
-        return tuple(path for state, path in self._status if state == "??")
+        return tuple(path for state, path in self.status if state == "??")
 
     @cached_property
-    def _status(self) -> list[tuple[str, str]]:
+    def status(self) -> list[tuple[str, str]]:
+        """Paths that differ, each after git's two letters for index and file."""
         out = self.git.run(
             "status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=normal",
             "--ignore-submodules=all", env={"GIT_WORK_TREE": str(self.folder)},
@@ -172,7 +173,7 @@ class Work:
         found: list[Draft] = []
         at = self.head
         while at != self.record.base:
-            draft = self._read(at)
+            draft = self.read(at)
             if len(draft.parents) > 1:
                 raise ExportError(
                     f"commit {draft} is a merge",
@@ -189,7 +190,8 @@ class Work:
             at = draft.parents[0]
         return found[::-1]
 
-    def _read(self, commit: str) -> Draft:
+    def read(self, commit: str) -> Draft:
+        """One commit."""
         got = self.reader.get(commit)
         if got is None or got[1] != "commit":
             raise ExportError(f"commit {commit} is missing from {self.folder}")
@@ -210,11 +212,16 @@ class Work:
 
 
 @contextlib.contextmanager
-def opened(folder: Path, store: Store) -> Iterator[Work]:
-    """Open the checkout at ``folder``; ``store`` holds the base tree."""
+def opened(
+    folder: Path, store: Store, *, read: Callable[[Path], Record] = read_record
+) -> Iterator[Work]:
+    """Open the checkout at ``folder``; ``store`` holds the base tree.
+
+    ``read`` finds the record in its git folder.
+    """
     folder = folder.resolve()
     git_folder, shared = git_folders(folder)
-    record = read_record(shared)
+    record = read(shared)
     with tempfile.TemporaryDirectory(prefix="vllm-overlay-export-") as scratch:
         work = Work(folder, git_folder, Path(scratch), record)
         work.prepare(store, shared)

@@ -101,3 +101,33 @@ class CheckError(OverlayError):
     """A check of a patched tree failed, or its receipt can't be used."""
 
     exit_code = 14
+
+
+class VerdictError(OverlayError):
+    """On another pin, at least one patch needs a person."""
+
+    exit_code = 15
+
+
+class SurvivorError(OverlayError):
+    """A defect was put back into a patched tree, and no check noticed."""
+
+    exit_code = 16
+
+
+class MoveError(OverlayError):
+    """A move can't begin, go on or end as asked."""
+
+    exit_code = 17
+
+
+class DropError(OverlayError):
+    """A patch can't be dropped: others of the series stand on it."""
+
+    exit_code = 18
+
+
+class BisectError(OverlayError):
+    """A bisection ended without a patch to name."""
+
+    exit_code = 19

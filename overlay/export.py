@@ -91,7 +91,7 @@ def export(
         drafts = work.drafts()
         _check_drafts(work, drafts, base)
         names, unnamed = _names(drafts)
-        mails = [_Mail(*pair) for pair in zip(names, work.mails(drafts), strict=True)]
+        mails = [Mail(*pair) for pair in zip(names, work.mails(drafts), strict=True)]
         # Read again: another export may have held the lock until now
         old = {patch.name: patch for patch in read_series(line.folder / upstream)}
         renamed = _renames(mails, old)
@@ -125,7 +125,7 @@ def export(
         )
 
 
-class _Mail:
+class Mail:
     """What git made of a commit, and what we read in it: a patch, or an error."""
 
     def __init__(self, name: str, raw: bytes) -> None:
@@ -235,7 +235,7 @@ def _slug(subject: str, taken: set[str]) -> str:
 def _files(
     work: Work,
     drafts: Sequence[Draft],
-    mails: Sequence[_Mail],
+    mails: Sequence[Mail],
     before: Mapping[str, Patch],
     untouched: int,
 ) -> dict[str, bytes]:
@@ -278,7 +278,7 @@ def _untouched(
     return count
 
 
-def _same(before: Patch, mail: _Mail, tree: StoredTree) -> bool:
+def _same(before: Patch, mail: Mail, tree: StoredTree) -> bool:
     """Whether two patches say the same, and do the same at the lines that they state."""
     after = mail.patch
     if after is None or _identity(before) != _identity(after):
@@ -296,7 +296,7 @@ def _identity(patch: Patch) -> tuple[str, str, str]:
     return patch.author, patch.email, patch.date
 
 
-def _renames(mails: Sequence[_Mail], old: Mapping[str, Patch]) -> dict[str, str]:
+def _renames(mails: Sequence[Mail], old: Mapping[str, Patch]) -> dict[str, str]:
     """Old name -> new name, where only a commit's name was changed, or little else.
 
     Author and date must agree, and subject or touched paths. Where several commits would do

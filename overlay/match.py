@@ -19,7 +19,7 @@ from overlay.objects import blob_id
 from overlay.paths import parents, quote_path
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
     from overlay.patch import Patch
 
@@ -29,15 +29,23 @@ class Verdict(StrEnum):
 
     APPLIES = "applies"
     OFFSET = "offset"
+    CONTEXT = "context"
+    MOVED = "moved"
     MERGED = "merged"
     PARTLY_MERGED = "partly-merged"
+    REWORKED = "reworked"
     CONFLICT = "conflict"
     BLOCKED = "blocked"
 
     @property
     def good(self) -> bool:
-        """Whether the patch is part of the patched tree."""
+        """Whether the patch, as it stands in its file, is part of the patched tree."""
         return self in (Verdict.APPLIES, Verdict.OFFSET)
+
+    @property
+    def carried(self) -> bool:
+        """Whether a move carries the patch by itself, or what upstream has left of it."""
+        return self.good or self in (Verdict.CONTEXT, Verdict.MOVED, Verdict.PARTLY_MERGED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +71,8 @@ class Finding:
     """What became of one hunk, or of a file diff as a whole.
 
     Attributes:
-        verdict: ``applies``, ``offset``, ``merged`` or ``conflict``.
+        verdict: ``applies``, ``offset``, ``merged`` or ``conflict``; of a patch that was carried
+            by a three-way merge also ``context`` or ``moved``.
         path: of the file, as text.
         at: line in the patch file.
         why: evidence for a person.
@@ -85,10 +94,36 @@ class Outcome:
     changes: dict[bytes, Entry | None] = field(repr=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileOutcome:
+    """What became of one file diff. ``changes`` counts only if no finding is bad."""
+
+    diff: FileDiff
+    findings: tuple[Finding, ...]
+    changes: dict[bytes, Entry | None] = field(repr=False)
+
+    @property
+    def good(self) -> bool:
+        """Whether all of it applies."""
+        return all(finding.verdict.good for finding in self.findings)
+
+
 def match_patch(patch: Patch, tree: Tree) -> Outcome:
     """Apply ``patch`` to ``tree``, which stays as it is."""
     findings: list[Finding] = []
     changes: dict[bytes, Entry | None] = {}
+    for file in match_files(patch, tree):
+        findings += file.findings
+        # a rename's source must not undo what another diff puts at that path
+        changes |= {p: e for p, e in file.changes.items() if e is not None or p not in changes}
+    verdict = sum_up(findings)
+    return Outcome(
+        verdict=verdict, findings=tuple(findings), changes=changes if verdict.good else {}
+    )
+
+
+def match_files(patch: Patch, tree: Tree) -> Iterator[FileOutcome]:
+    """``match_patch`` file by file: each against ``tree``, as if the others all applied."""
     added = {diff.new_path: diff for diff in patch.files if diff.kind is Kind.ADD}
     removed = {
         diff.old_path
@@ -99,19 +134,15 @@ def match_patch(patch: Patch, tree: Tree) -> Outcome:
         # A change of type is a deletion and an addition: what counts is what comes instead
         retyped = added.get(diff.path) if diff.path in removed else None
         if retyped is not None and _is_merged(retyped, tree):
-            findings.append(_finding(diff, Verdict.MERGED, "the new file is there already"))
+            merged = _finding(diff, Verdict.MERGED, "the new file is there already")
+            yield FileOutcome(diff=diff, findings=(merged,), changes={})
             continue
         found, made = _match_file(diff, tree, removed)
-        findings += found
-        # a rename's source must not undo what another diff puts at that path
-        changes |= {p: e for p, e in made.items() if e is not None or p not in changes}
-    verdict = _sum_up(findings)
-    return Outcome(
-        verdict=verdict, findings=tuple(findings), changes=changes if verdict.good else {}
-    )
+        yield FileOutcome(diff=diff, findings=tuple(found), changes=made)
 
 
-def _sum_up(findings: list[Finding]) -> Verdict:
+def sum_up(findings: Sequence[Finding]) -> Verdict:
+    """The verdict on a whole from those on its parts."""
     seen = {finding.verdict for finding in findings}
     if seen <= {Verdict.APPLIES, Verdict.OFFSET}:
         return Verdict.OFFSET if Verdict.OFFSET in seen else Verdict.APPLIES
@@ -149,6 +180,7 @@ def _match_file(
         findings.append(
             _finding(diff, Verdict.CONFLICT, "the file holds more than the patch deletes")
         )
+    findings += _besides(diff, old, findings)
     changes: dict[bytes, Entry | None] = {}
     if diff.old_path is not None and diff.kind in (Kind.DELETE, Kind.RENAME):
         changes[diff.old_path] = None
@@ -156,6 +188,15 @@ def _match_file(
         mode = diff.new_mode or (old.mode if old else REGULAR)
         changes[diff.new_path] = Entry(mode=mode, data=content)
     return findings or [_finding(diff, Verdict.APPLIES)], changes
+
+
+def _besides(diff: FileDiff, old: Entry | None, findings: list[Finding]) -> list[Finding]:
+    """That a name or a mode is left to change where every hunk is there already."""
+    if {finding.verdict for finding in findings} != {Verdict.MERGED} or old is None:
+        return []
+    if diff.kind not in (Kind.RENAME, Kind.COPY) and diff.new_mode in (None, old.mode):
+        return []
+    return [_finding(diff, Verdict.APPLIES, "its lines are there; its name or mode is not")]
 
 
 def _bad(findings: list[Finding]) -> bool:
@@ -336,6 +377,6 @@ def _line_starts(content: bytes, wanted: bytes, after: int) -> Iterator[int]:
 
 
 __all__ = [
-    "EXECUTABLE", "REGULAR", "SYMLINK", "Entry", "Finding", "Outcome", "Tree", "Verdict",
-    "match_patch",
+    "EXECUTABLE", "REGULAR", "SYMLINK", "Entry", "FileOutcome", "Finding", "Outcome", "Tree",
+    "Verdict", "match_files", "match_patch", "sum_up",
 ]  # fmt: skip
