@@ -48,8 +48,8 @@ class Web:
         if self.client is not None:
             self.client.close()
 
-    def links(self, place: Place, project: str, file: str) -> list[Link]:
-        """Where the place says that the file lies.
+    def links(self, place: Place, project: str, file: str | None = None) -> list[Link]:
+        """Where the place says that the file lies; without one, all files of the project.
 
         Raises:
             Trouble: it couldn't be asked.
@@ -67,7 +67,7 @@ class Web:
                 ignore_compatibility=True,  # wheels for any machine
             )
             found = finder.find_all_packages(project, allow_yanked=True)
-            links = [package.link for package in found if package.link.filename == file]
+            links = [p.link for p in found if file in (None, p.link.filename)]
         except httpx.InvalidURL as fault:  # its text may quote a password
             raise Trouble("its address is malformed") from fault
         except (httpx.HTTPError, OSError) as fault:
