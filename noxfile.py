@@ -139,14 +139,45 @@ def gpu(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def mutants(session: nox.Session) -> None:
+    """Put known defects into a line's trees: ``nox -s mutants -- LINE [--force] [pytest's words]``.
+
+    One at a time, and each must be noticed by ``static`` or ``cpu``; docs/mutants.md gets the
+    table. Both wheels in an environment of their own, as for ``cpu``. A quarter of an hour.
+    """
+    line, force, words = _asked(session)
+    _project(session, "install", "static")
+    if force or words or not _unchanged(session, "mutants", line):
+        session.run("vllm-overlay", "wheel", line)
+        folder = Path(session.virtualenv.location, f"patched-{line}")
+        torch = tomllib.loads(Path("patches", line, "line.toml").read_text())["torch"]
+        make = ("python", "-m", "tests.support.installers")
+        session.run(*make, folder, torch, *_wheels(session, line))
+        _check(session, "mutants", line, True, words, python=folder / "bin" / "python")
+    session.run("python", "-m", "tests.mutants.table")
+
+
+@nox.session(default=False)
+def series(session: nox.Session) -> None:
+    """Import, apply and export series of Debian's, held against git: ``-- [pytest's words]``.
+
+    Needs apt (any Debian or Ubuntu machine; no root), and beside the cache 5 GB for sources.
+    Minutes; the first time half an hour. ``-- -k grub2`` takes one package.
+    """
+    _project(session, "test")
+    session.run("pytest", "tests/series", *session.posargs)
+
+
+@nox.session(default=False)
 def benchmarks(session: nox.Session) -> None:
-    """Measure apply and wheel against git am, quilt, a plain copy and vLLM's own build.
+    """Measure apply, frontier and wheel against git am, quilt, a plain copy, vLLM's own build.
 
     Needs quilt; with ``-- --precompiled`` it makes vLLM's precompiled build too (minutes).
     """
     _project(session, *(("test", "wheel-peers") if session.posargs else ()))
     session.run("vllm-overlay", "fetch", DEFAULT_LINE)
     session.run("python", "benchmarks/apply.py", DEFAULT_LINE)
+    session.run("python", "benchmarks/frontier.py")
     session.run("python", "benchmarks/wheel.py", DEFAULT_LINE, *session.posargs)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from overlay.apply import Applied, Patched, PatchedTree
-from overlay.errors import CheckError, LockError
+from overlay.errors import CheckError, LockError, SurvivorError
 from overlay.line import LINE_FILE, UPSTREAMS, Line, Upstream
 from overlay.lock import read_lock
 from overlay.match import Verdict
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 # The line that tests look at; test_install.py has its own name for it
 LINE_VARIABLES = ("OVERLAY_LINE", "OVERLAY_INSTALL_LINE")
+# The interpreter of an environment with the line's wheels, for tests that start others in it
+PATCHED_PYTHON_VARIABLE = "OVERLAY_PATCHED_PYTHON"
+# pytest's exit code, by tests/mutants, for a defect that no check notices
+SURVIVOR_CODE = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,8 @@ class Session:
         inputs: more files and folders that decide what the tests do.
         options: for pytest, always.
         device: that tests/patched runs on; it reads ``OVERLAY_DEVICE``.
+        starts_others: whether the interpreter that is given is not to run the tests but for them
+            to run others by, which they can't do without.
     """
 
     name: str
@@ -46,6 +52,7 @@ class Session:
     inputs: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     device: Literal["cpu", "cuda"] = "cpu"
+    starts_others: bool = False
 
 
 SESSIONS = {
@@ -59,6 +66,13 @@ SESSIONS = {
             tests=("tests/test_install.py",),
             inputs=("tests/install", "tests/support/installers.py"),
             options=("--log-cli-level=INFO",),  # it takes minutes
+        ),
+        Session(
+            name="mutants",
+            tests=("tests/mutants",),
+            inputs=("tests/static", "tests/patched"),
+            options=("--verbosity=1",),  # it takes minutes
+            starts_others=True,
         ),
     )
 }
@@ -177,7 +191,9 @@ def run_session(
     python: Path | None = None,
     words: Sequence[str] = (),
 ) -> None:
-    """Run a session's tests, which leaves a receipt. Raises ``CheckError`` when they fail.
+    """Run a session's tests, which leaves a receipt.
+
+    Raises ``CheckError`` when they fail, ``SurvivorError`` when a defect went unnoticed.
 
     Args:
         line: in agreement with its lock.
@@ -191,7 +207,12 @@ def run_session(
     head = receipt_head(line, session, patched, digest=digest, words=words)
     if python is not None:
         _refuse_other_builds(line, python, digest)
-    interpreter = str(python or sys.executable)
+    elif session.starts_others:
+        raise CheckError(
+            f"{session.name} needs an environment with the wheels of {line.name}",
+            fix=f"name its Python with --python, or run 'nox -s {session.name} -- {line.name}'",
+        )
+    interpreter = str(python if python and not session.starts_others else sys.executable)
     options = ("-p", "overlay.receipt_plugin", *session.options)
     argv = (interpreter, "-m", "pytest", *options, *session.tests, *words)
     with tempfile.TemporaryDirectory(prefix="vllm-overlay-check-") as scratch:
@@ -200,7 +221,15 @@ def run_session(
         env = {**os.environ, HEAD_VARIABLE: str(path)}
         env |= dict.fromkeys(LINE_VARIABLES, line.name)
         env["OVERLAY_DEVICE"] = session.device
+        if python is not None:
+            env[PATCHED_PYTHON_VARIABLE] = str(python.absolute())
         code = subprocess.run(argv, cwd=root, env=env, check=False).returncode
+    if code == SURVIVOR_CODE and session.starts_others:
+        raise SurvivorError(
+            f"a defect of {line.name} goes unnoticed",
+            why="no check fails while it is in the patched tree; see the names above",
+            fix="write the test that would notice, in tests/patched or tests/static",
+        )
     if code:
         raise CheckError(
             f"{session.name} failed on {line.name}",

@@ -5,6 +5,7 @@ the top-k ids, which the sparse indexer would merge over the ranks with a kernel
 that runs on CUDA only.
 """
 
+import contextlib
 import sys
 import traceback
 from dataclasses import dataclass, field
@@ -28,7 +29,9 @@ from vllm.config import (
     ParallelConfig,
     SchedulerConfig,
     VllmConfig,
+    set_current_vllm_config,
 )
+from vllm.distributed import get_tp_group
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.mla.flashinfer_mla_sparse import (
@@ -78,13 +81,15 @@ def random_batch(
     most: int = TOPK,
     **kwargs: Any,
 ) -> Batch:
-    """Causal top-k at random: row ``i`` sees positions up to its own."""
+    """Causal top-k at random: row ``i`` sees positions up to its own, which it attends to."""
     rng = np.random.default_rng(seed)
     topk = []
     for length, query in zip(lengths, queries, strict=True):
         for i in range(query):
             seen = length - query + i + 1
             ids = rng.permutation(seen)[: min(most, seen)]
+            if seen > 0 and seen - 1 not in ids:
+                ids[0] = seen - 1
             topk.append(tuple(int(g) for g in ids))
     return Batch(lengths, queries, tuple(topk), **kwargs)
 
@@ -115,10 +120,10 @@ class Problem:
         self.w_uv = (randn(self.heads, V, 512) / 20).bfloat16()
 
     def tables(self, world: int) -> list[list[int]]:
-        """Block ids a request, shuffled; block 0 is vLLM's null block."""
+        """Block ids a request, at random among twice as many; 0 is vLLM's null block."""
         span = self.block * world
         counts = [-(-n // span) for n in self.batch.lengths]
-        ids = np.random.default_rng(self.seed).permutation(sum(counts)) + 1
+        ids = np.random.default_rng(self.seed).permutation(2 * sum(counts)) + 1
         ends = np.cumsum(counts)
         return [ids[e - c : e].tolist() for c, e in zip(counts, ends, strict=True)]
 
@@ -345,32 +350,44 @@ def run_layer(
 def layers_on_rank(
     rank: int, world: int, rendezvous: str, problems: dict[str, Problem], comm: str
 ) -> dict[str, tuple[np.ndarray, list[tuple[int, int, bool]]]]:
-    """:func:`run_layer` for each problem, in one group.
+    """:func:`run_layer` for each problem, in one group while all goes well.
 
     Gives the output and, of each kernel call, its heads, rows, and whether it was
-    given counts. An exception is the answer of its problem alone: all ranks raise
-    it or none, or the group would wait for ever.
+    given counts. The text of an exception is the answer of its problem alone: a rank
+    that fails leaves the group, so that no other passes the barrier of that problem,
+    and all meet in another group for the next.
     """
     answers: dict[str, Any] = {}
-    for index, (name, problem) in enumerate(problems.items()):
-        config = make_config(
-            world,
-            world,
-            comm,
-            problem.interleave,
-            topk=problem.topk,
-            heads=problem.heads,
-            block=problem.block,
-        )
-        store = f"{rendezvous}-{index}"
-        with model_parallel(rank, world, world, store, config):
+    with contextlib.ExitStack() as group:
+        joined = False
+        for index, (name, problem) in enumerate(problems.items()):
+            config = make_config(
+                world,
+                world,
+                comm,
+                problem.interleave,
+                topk=problem.topk,
+                heads=problem.heads,
+                block=problem.block,
+            )
+            if not joined:
+                store = f"{rendezvous}-{index}"
+                group.enter_context(model_parallel(rank, world, world, store, config))
+                joined = True
             try:
-                out, calls = run_layer(problem, config, rank, world)
+                with set_current_vllm_config(config):
+                    out, calls = run_layer(problem, config, rank, world)
+                get_tp_group().barrier()
             except Exception:
                 answers[name] = traceback.format_exc()
+                group.close()
+                joined = False
                 continue
-        answers[name] = (
-            out,
-            [(c["query"].shape[2], c["query"].shape[0], c["seq_lens"] is not None) for c in calls],
-        )
+            answers[name] = (
+                out,
+                [
+                    (c["query"].shape[2], c["query"].shape[0], c["seq_lens"] is not None)
+                    for c in calls
+                ],
+            )
     return answers

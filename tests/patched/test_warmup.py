@@ -77,22 +77,44 @@ def decode_prompt(output) -> int:
     return len(new.prompt_token_ids)
 
 
-@pytest.mark.parametrize(
-    ("block", "dcp", "tokens"),
-    [
-        (64, 1, 2),
-        (64, 2, 128),
-        (64, 4, 256),
-        (64, 8, 512),
-        (256, 1, 2),
-        (256, 8, 2048),
-    ],
-)
-def test_prompt_spans_a_block_on_every_rank(block, dcp, tokens):
-    first, mixed, _ = steps(runner(block, dcp))
-    assert decode_prompt(first) == tokens
+# Sizes other than these come of a TP size that they divide.
+GOLDEN = {
+    (64, 1): 2,  # upstream's
+    (64, 2): 128,
+    (64, 4): 256,
+    (64, 8): 512,
+    (256, 1): 2,
+    (256, 8): 2048,
+}
+SIZES = [(block, dcp) for block in (64, 256) for dcp in range(1, 9)]
+
+
+def prompt(block: int, dcp: int) -> int:
+    return 2 if dcp == 1 else block * dcp
+
+
+def blocks(block: int, dcp: int) -> int:
+    """Of both requests: the decode's prompt and one more token, and the prefill."""
+    return 2 if dcp == 1 else 3
+
+
+@pytest.mark.parametrize(("block", "dcp"), SIZES)
+def test_prompt_spans_a_block_on_every_rank(block, dcp):
+    first, mixed, last = steps(runner(block, dcp))
+    tokens = decode_prompt(first)
+    assert tokens == GOLDEN.get((block, dcp), block * dcp)
     assert mixed.scheduled_cached_reqs.num_computed_tokens == [tokens]
     assert mixed.total_num_scheduled_tokens == 16
+    assert last.total_num_scheduled_tokens == 0
+    (decode,), (prefill,) = first.scheduled_new_reqs, mixed.scheduled_new_reqs
+    assert last.finished_req_ids == {decode.req_id, prefill.req_id}
+    ids = [*decode.block_ids[0], *(mixed.scheduled_cached_reqs.new_block_ids[0] or ([],))[0]]
+    assert sorted(ids + prefill.block_ids[0]) == list(range(1, blocks(block, dcp) + 1))
+
+
+def skips_said(caplog) -> set[str]:
+    said = {record.getMessage() for record in caplog.records}
+    return {message for message in said if message.startswith("Skipping V2 mixed")}
 
 
 def test_the_largest_group_decides():
@@ -102,14 +124,14 @@ def test_the_largest_group_decides():
 
 
 @pytest.mark.parametrize("lookahead", [0, 3, 70])
-@pytest.mark.parametrize("dcp", [1, 2, 8])
-def test_blocks_are_those_the_scheduler_would_hold(dcp, lookahead):
-    first, mixed, _ = steps(runner(64, dcp, lookahead=lookahead))
+@pytest.mark.parametrize(("block", "dcp"), SIZES)
+def test_blocks_are_those_the_scheduler_would_hold(block, dcp, lookahead):
+    first, mixed, _ = steps(runner(block, dcp, lookahead=lookahead))
     manager = KVCacheManager(
-        KVCacheConfig(1000, [], [KVCacheGroupSpec(["layer"], spec(64))]),
+        KVCacheConfig(1000, [], [KVCacheGroupSpec(["layer"], spec(block))]),
         max_model_len=131072,
-        scheduler_block_size=64 * dcp,
-        hash_block_size=64 * dcp,
+        scheduler_block_size=block * dcp,
+        hash_block_size=block * dcp,
         enable_caching=False,
         dcp_world_size=dcp,
     )
@@ -147,42 +169,65 @@ def test_mamba_state_is_whole_on_every_rank(dcp, mode):
     assert len(new.block_ids[1]) == -(-decode_prompt(first) // mamba.block_size)
 
 
-@pytest.mark.parametrize(
-    ("limits", "numbers"),
-    [
-        ({"max_tokens": 511}, ["512 tokens", "8 DCP ranks", "511"]),
-        ({"max_model_len": 512}, ["513 tokens", "8 DCP ranks", "512"]),
-        ({"num_blocks": 3}, ["3 KV blocks", "3 required"]),
-    ],
-)
-def test_what_does_not_fit_is_skipped_with_the_numbers(limits, numbers, caplog):
+def limits(block: int, dcp: int, missing: int) -> dict[str, dict[str, int]]:
+    """What just suffices, less ``missing``; by the word with which the message says it."""
+    tokens = prompt(block, dcp)
+    return {
+        f"max_num_batched_tokens={tokens - missing}": {"max_tokens": tokens - missing},
+        f"max_model_len={tokens + 1 - missing}": {"max_model_len": tokens + 1 - missing},
+        "KV blocks": {"num_blocks": blocks(block, dcp) + 1 - missing},
+    }
+
+
+@pytest.mark.parametrize(("block", "dcp"), SIZES)
+def test_what_does_not_fit_is_skipped_with_the_numbers(block, dcp, caplog):
     logging.getLogger("vllm").propagate = True
+    tokens, required = prompt(block, dcp), blocks(block, dcp)
+    ranks_said = f"one KV block on each of {dcp} DCP ranks"
+    (budget, length, free) = limits(block, dcp, 1)
+    for limit, numbers in [
+        (budget, [f"prompt of {tokens} tokens", ranks_said, budget]),
+        (length, [f"request of {tokens + 1} tokens", ranks_said, length]),
+        (free, [f"only {required} KV blocks", f"for {required} required"]),
+    ]:
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            assert steps(runner(block, dcp, **limits(block, dcp, 1)[limit])) == []
+        (said,) = skips_said(caplog)
+        for number in numbers:
+            assert number in said
+
+
+@pytest.mark.parametrize(("block", "dcp"), SIZES)
+def test_what_just_fits_runs(block, dcp, caplog):
+    logging.getLogger("vllm").propagate = True
+    together: dict[str, int] = {}
+    for limit in limits(block, dcp, 0).values():
+        together |= limit
     with caplog.at_level(logging.WARNING):
-        assert steps(runner(64, 8, **limits)) == []
-    for number in numbers:
-        assert number in caplog.text
+        assert len(steps(runner(block, dcp, **together))) == 3
+    assert skips_said(caplog) == set()
 
 
-def test_what_just_fits_runs():
-    assert steps(runner(64, 8, max_tokens=512, max_model_len=513, num_blocks=4))
-
-
-def warm_on_rank(rank, world, rendezvous, dcp, limits):
-    with ranks.model_parallel(rank, world, dcp, rendezvous, make_config(world, dcp)):
-        return bool(steps(runner(64, dcp, **limits[rank])))
-
-
-# What data-parallel engines may differ in, for each profiles its own memory. With
-# ``ran`` False some ranks by themselves would run.
-@pytest.mark.parametrize(
-    ("dcp", "limits", "ran"),
-    [
-        (4, [{"num_blocks": 4}] * 4, True),
-        (4, [{"num_blocks": n} for n in (4, 1000, 3, 1000)], False),
-        (4, [{"max_model_len": n} for n in (257, 257, 256, 131072)], False),
-        (4, [{"max_tokens": n} for n in (256, 255, 256, 256)], False),
-        (1, [{"num_blocks": n} for n in (1000, 1000, 2, 1000)], False),
+# What data-parallel engines may differ in, for each profiles its own memory. Where not all
+# run, some ranks by themselves would.
+DIFFERING = {
+    4: [
+        ([{"num_blocks": 4}] * 4, True),
+        ([{"num_blocks": n} for n in (4, 1000, 3, 1000)], False),
+        ([{"max_model_len": n} for n in (257, 257, 256, 131072)], False),
+        ([{"max_tokens": n} for n in (256, 255, 256, 256)], False),
     ],
-)
-def test_ranks_that_would_differ_decide_alike(dcp, limits, ran):
-    assert ranks.run(warm_on_rank, 4, dcp, limits) == [ran] * 4
+    1: [([{"num_blocks": n} for n in (1000, 1000, 2, 1000)], False)],
+}
+
+
+def warm_on_rank(rank, world, rendezvous, dcp):
+    with ranks.model_parallel(rank, world, dcp, rendezvous, make_config(world, dcp)):
+        return [bool(steps(runner(64, dcp, **mine[rank]))) for mine, _ in DIFFERING[dcp]]
+
+
+@pytest.mark.parametrize("dcp", DIFFERING)
+def test_ranks_that_would_differ_decide_alike(dcp):
+    expected = [ran for _, ran in DIFFERING[dcp]]
+    assert ranks.run(warm_on_rank, 4, dcp) == [expected] * 4
