@@ -23,6 +23,7 @@ from packaging.version import InvalidVersion, Version
 
 from overlay import tombstones
 from overlay.errors import OverlayError
+from overlay.journal import MOVE_FOLDER
 from overlay.line import (
     CODENAME,
     LINE_FILE,
@@ -267,7 +268,7 @@ def _file_faults(file: str, is_wheel: bool, wanted: str, version: Version) -> It
 
 def _folder(folder: Path) -> Iterator[Fault]:
     """What lies beside the known files; a misspelt series folder would be an empty series."""
-    known = (LINE_FILE, LOCK_FILE, *UPSTREAMS, *_PROSE)
+    known = (LINE_FILE, LOCK_FILE, MOVE_FOLDER, *UPSTREAMS, *_PROSE)
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.name in known:
             continue
