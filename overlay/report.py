@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 _GOOD, _SO_SO, _BAD = "green", "yellow", "bold red"
 _STYLES = {
     **dict.fromkeys(("applies", "ok", "as recorded", "verified", "kept", "passed"), _GOOD),
-    **dict.fromkeys(("offset", "hint", "optional", "leftover", "rewritten", "stale"), _SO_SO),
-    **dict.fromkeys(("merged", "partly-merged", "conflict", "blocked"), _BAD),
+    **dict.fromkeys(("offset", "context", "moved"), _SO_SO),
+    **dict.fromkeys(("hint", "optional", "leftover", "rewritten", "stale"), _SO_SO),
+    **dict.fromkeys(("merged", "partly-merged", "reworked", "conflict", "blocked"), _BAD),
     **dict.fromkeys(("error", "missing", "not locked", "dropped", "failed"), _BAD),
 }
 
