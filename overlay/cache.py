@@ -22,14 +22,17 @@ from filelock import FileLock, Timeout
 from overlay.cachefiles import (
     Item,
     age,
+    answers,
     children,
     downloads,
+    half_answers,
     half_states,
     is_plain,
     leftovers,
     measure,
     parts,
     remove,
+    size_of,
     states,
     store_leftovers,
 )
@@ -109,6 +112,11 @@ def describe(cache: Path) -> list[Item]:
                  size=sum(path.stat().st_size for path in kept if is_plain(path)),
                  detail=f"{len(kept)} kept states")
         )  # fmt: skip
+    found += [
+        Item(kind="answers", name=name, path=cache / name, size=sum(map(size_of, paths)),
+             detail=f"{len(paths)} kept answers")
+        for name, paths in answers(cache).items() if paths
+    ]  # fmt: skip
     return [*found, *leftovers(cache)]
 
 
@@ -138,6 +146,8 @@ def collect(
     result = Collected()
     with machine_errors(cache):
         _downloads(cache, keep if everything else None, result, grace=grace, dry_run=dry_run)
+        old = 0 if everything else days * 86400
+        _answers(cache, result, old=old, grace=grace, dry_run=dry_run)
         for upstream in UPSTREAMS:
             store = Store(cache, upstream)
             if not _refs(store):
@@ -170,6 +180,18 @@ def _downloads(
                     result.freed += remove(item.path.with_name(item.path.name + ".ok"))
         except Timeout:
             result.busy.append(item.name)
+
+
+def _answers(cache: Path, result: Collected, *, old: float, grace: float, dry_run: bool) -> None:
+    doomed = [item for item in half_answers(cache) if age(item.path) >= grace]
+    doomed += [
+        Item(kind="answers", name=name, path=path, size=size_of(path), detail="old")
+        for name, paths in answers(cache).items()
+        for path in paths
+        if age(path) >= old
+    ]
+    for item in doomed:
+        _take(item, result, dry_run=dry_run)
 
 
 def _take(item: Item, result: Collected, *, dry_run: bool) -> None:
@@ -212,7 +234,8 @@ class _Store:
 
     def run(self) -> None:
         upstream = self.store.upstream
-        for item in (*store_leftovers(self.cache, upstream), *half_states(self.cache, upstream)):
+        half = half_states(self.cache, "states", upstream)
+        for item in (*store_leftovers(self.cache, upstream), *half):
             # Git of a checkout may write here without our lock: only what is old is dead. But a
             # killed repack's packs would make the next one fail; should it live on, it fails,
             # which loses nothing, since it deletes old packs last.

@@ -5,6 +5,7 @@
     downloads/<sha256>/<file>[.part|.ok|.ok.part], .lock
     stores/<upstream>.git, <upstream>.lock, .new-*/
     states/<upstream>/<key>.json
+    frontier/<key>.json, releases/<upstream>/<key>.json
 
 Nothing else is ever listed, and links are never followed.
 """
@@ -23,12 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-ItemKind = Literal["download", "store", "base", "tip", "states", "leftover"]
+ItemKind = Literal["download", "store", "base", "tip", "states", "answers", "leftover"]
 
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _STATE = re.compile(r"[0-9a-f]{64}\.json\Z")
 # What write_atomic leaves beside a state when its process is killed
 _HALF_STATE = re.compile(r"\.[0-9a-f]{64}\.json\.[a-z0-9_]{8}\Z")
+_ANSWERS = (("frontier",), *(("releases", upstream) for upstream in UPSTREAMS))
 _RELEASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*\.(whl|tar\.gz|zip)\Z")
 # What killed git processes leave in a repository, by folder
 _GIT_LEFT = {
@@ -152,11 +154,27 @@ def states(cache: Path, upstream: Upstream) -> list[Path]:
     return [path for path in found if _STATE.match(path.name) and is_plain(path)]
 
 
-def half_states(cache: Path, upstream: Upstream) -> Iterator[Item]:
-    """States whose writer was killed."""
-    for path in _inside(cache, "states", upstream):
+def answers(cache: Path) -> dict[str, list[Path]]:
+    """What was found out once and is made again when it is asked for, by folder."""
+    return {
+        "/".join(folder): [
+            path for path in _inside(cache, *folder) if _STATE.match(path.name) and is_plain(path)
+        ]
+        for folder in _ANSWERS
+    }
+
+
+def half_states(cache: Path, *folder: str) -> Iterator[Item]:
+    """What was half-written below a folder when its writer was killed."""
+    for path in _inside(cache, *folder):
         if _HALF_STATE.match(path.name) and is_plain(path):
-            yield _left(path, "of a killed apply")
+            yield _left(path, "of a killed process")
+
+
+def half_answers(cache: Path) -> Iterator[Item]:
+    """Answers whose writer was killed."""
+    for folder in _ANSWERS:
+        yield from half_states(cache, *folder)
 
 
 def store_leftovers(cache: Path, upstream: Upstream) -> Iterator[Item]:
@@ -189,8 +207,9 @@ def leftovers(cache: Path) -> Iterator[Item]:
     """Everything that dead (or still running) processes left half-made."""
     yield from parts(cache)
     for upstream in UPSTREAMS:
-        yield from half_states(cache, upstream)
+        yield from half_states(cache, "states", upstream)
         yield from store_leftovers(cache, upstream)
+    yield from half_answers(cache)
 
 
 def _left(path: Path, detail: str) -> Item:

@@ -14,8 +14,7 @@ from overlay.carry import carry_series, old_states
 from overlay.errors import GitError, UnavailableError
 from overlay.frontier import base_of
 from overlay.git import ObjectReader
-from overlay.history import _borrowed as borrowed
-from overlay.history import read_history
+from overlay.history import borrowed, read_history
 from overlay.store import StoredTree
 
 if TYPE_CHECKING:

@@ -232,7 +232,7 @@ def read_history(clone: Path, old: Pin, new: Pin, patches: Sequence[Patch]) -> H
     Raises ``UnavailableError`` with the reason where it can't say it.
     """
     try:
-        with _borrowed(clone) as git:
+        with borrowed(clone) as git:
             ends = [_commit(git, clone, pin) for pin in (old, new)]
             return _read(git, ends[0], ends[1], patches, _repository(new))
     except GitError as error:
@@ -349,7 +349,7 @@ def _telling(hunk: Hunk) -> tuple[Counter[bytes], Counter[bytes]] | None:
 
 
 @contextlib.contextmanager
-def _borrowed(clone: Path) -> Iterator[Git]:
+def borrowed(clone: Path) -> Iterator[Git]:
     """A scratch repository with the objects of a clone, bare or not."""
     try:
         shared = clone.resolve() if (clone / "objects").is_dir() else git_folders(clone)[1]

@@ -33,6 +33,8 @@ _HEAD = 8000
 TWICE = "the change may be there already, at line {}"
 # Share of a line's words that another must have, to be a later form of it
 _ALIKE = 0.7
+# Bytes of a line that two changes don't have in common by chance, as they have "else:"
+_TELLING = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +221,7 @@ def made_twice(
         for added in _added_runs(hunk):
             run = [line for line in added if re.search(rb"\w", line) and not was[line]]
             twice = [line for line in run if had[line] and now[line] > max(had[line], would[line])]
-            if not twice:
+            if not any(len(line) >= _TELLING for line in twice):
                 continue
             at = lines.index(twice[0])
             near = [line for line in lines[max(at - len(run), 0) : at + len(run)] if not was[line]]

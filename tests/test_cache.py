@@ -424,3 +424,27 @@ def test_a_store_from_git_keeps_its_promises(  # type: ignore[no-untyped-def]
         assert reader.get(now)
         assert (reader.get(other) is None) == (now == blob)
     store.git.run(*switches, "fsck", "--strict")
+
+
+def test_answers_are_listed_and_go_when_they_are_old(filled: Filled) -> None:
+    old, young, half, other = (
+        filled.cache / folder / name
+        for folder, name in (
+            ("frontier", f"{SHA}.json"),
+            ("releases/vllm", f"{SHA}.json"),
+            ("frontier", f".{SHA}.json.abcd1234"),
+            ("frontier", "notes.json"),
+        )
+    )
+    for path in (old, young, half, other):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    answers = {item.name: item.size for item in describe(filled.cache) if item.kind == "answers"}
+    assert answers == {"frontier": 2, "releases/vllm": 2}
+    made_old(old, 31 * 86400)
+    made_old(half)
+    assert len(filled.collect(dry_run=True, keep=filled.keep()).removed) == 2
+    filled.collect(keep=filled.keep())
+    assert [path.exists() for path in (old, young, half, other)] == [False, True, False, True]
+    filled.collect(keep=filled.keep(), everything=True)
+    assert [path.exists() for path in (young, other)] == [False, True]

@@ -345,6 +345,13 @@ def test_what_two_changes_have_in_common_is_no_sign(world: World) -> None:
     assert made.verdict is Verdict.CONTEXT
 
 
+def test_a_short_line_is_no_sign(world: World) -> None:
+    """As index-mapping's `else:` on vLLM 0.32.0: half of what it adds, and anywhere else too."""
+    world.patch("one", long((b"line 20\n", b"return_counts=True,\nelse:\nline 20\n")))
+    (made,) = world.carry(long((b"line 50\n", b"if other:\n    third = 3\nelse:\nline 50\n")))
+    assert made.verdict is Verdict.APPLIES
+
+
 # --- decisions, resolutions, renames ------------------------------------------------------------
 
 
