@@ -39,12 +39,11 @@ LIMITS = {
     "budget": [{"max_tokens": 512 if rank == 2 else 511} for rank in range(WORLD)],
 }
 
-# Kept small: what is compared is the way through the code, and the interpreter needs
-# seconds a row. The first request leaves the last four ranks without a token.
+# Kept small: what is compared is the way through the code, and the interpreter needs a third
+# of a second a row and rank. The last ranks own no token of any request.
 BATCHES = {
-    "decode": random_batch((4, 70), (3, 3), decode_threshold=3),
-    "short": random_batch((4,), (3,), decode_threshold=3),
-    "mixed": random_batch((4, 9), (3, 5), decode_threshold=3),
+    "decode": random_batch((4,), (3,), decode_threshold=3),
+    "mixed": random_batch((1, 5), (1, 4), decode_threshold=3),
 }
 
 
@@ -105,11 +104,11 @@ if MANAGED:
     WARMUPS |= {f"warmup-{limits}-managed": (warm, limits, True) for limits in LIMITS}
 STEPS = {
     "decode-ag_rs": (step, "decode", "ag_rs"),
-    "decode-a2a": (step, "short", "a2a"),
+    "decode-a2a": (step, "decode", "a2a"),
     "mixed-ag_rs": (step, "mixed", "ag_rs"),
 }
 if pins.REPLICATES_QUERIES:
-    STEPS["decode-a2a-replicated"] = (step, "short", "a2a", True)
+    STEPS["decode-a2a-replicated"] = (step, "decode", "a2a", True)
 WORK = WARMUPS | STEPS
 
 
