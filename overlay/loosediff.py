@@ -37,6 +37,11 @@ _TIME = re.compile(
     rb"(?<![ \t])[ \t]+(?:\d{4}-\d\d-\d\d \d\d:\d\d(?::\d\d)?(?:\.\d+)?(?: [+-]\d{4})?"
     rb"|\w{3} \w{3} +\d+ \d\d:\d\d:\d\d (?:\w+ )?\d{4}(?: [+-]\d{4})?)\s*\Z"
 )
+# What diff(1) says of two files in place of a diff
+_SAID = re.compile(
+    rb"(Binary files|Files|Symbolic links) \S+ and \S+ differ\Z"
+    rb"|File \S+ is an? .+ while file \S+ is an? .+\Z|Only in \S+: \S+\Z"
+)
 _QUOTED = re.compile(rb'("(?:[^"\\]|\\.)*")(.*)\Z')
 _EPOCH = re.compile(rb"1970-01-01 |1969-12-31 |Thu Jan +1 \d\d:\d\d:\d\d (?:\w+ )?1970")
 _BACKUP = (b".orig", b"~", b".old", b".bak")
@@ -108,6 +113,11 @@ class _Splitter:
         start = self._at
         self._at += 1 if self._is_mail() else 0
         while self._at < len(self._lines) and not self._starts() and not self._is_mail():
+            if _SAID.match(self._line()):
+                raise _error(
+                    self._file, self._at + 1, f"diff says this of files: {self._line()[:80]!r}",
+                    "make the diff anew, by git; if it says so of nothing here, take it out",
+                )  # fmt: skip
             self._at += 1
         end = self._at
         while end > start and (not self._lines[end - 1] or _NOISE.match(self._lines[end - 1])):
