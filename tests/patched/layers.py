@@ -21,7 +21,7 @@ import reference
 import torch
 import vllm.utils.flashinfer as vllm_flashinfer
 from device import DEVICE
-from ranks import model_parallel
+from ranks import meet, model_parallel
 from vllm.config import (
     CacheConfig,
     CompilationConfig,
@@ -353,9 +353,9 @@ def layers_on_rank(
     """:func:`run_layer` for each problem, in one group while all goes well.
 
     Gives the output and, of each kernel call, its heads, rows, and whether it was
-    given counts. The text of an exception is the answer of its problem alone: a rank
-    that fails leaves the group, so that no other passes the barrier of that problem,
-    and all meet in another group for the next.
+    given counts. The text of an exception that all ranks raise is the answer of its
+    problem alone, and they go on in another group. One that not all raise is raised:
+    the others wait in a collective, or at the problem's barrier.
     """
     answers: dict[str, Any] = {}
     with contextlib.ExitStack() as group:
@@ -371,8 +371,9 @@ def layers_on_rank(
                 block=problem.block,
             )
             if not joined:
-                store = f"{rendezvous}-{index}"
-                group.enter_context(model_parallel(rank, world, world, store, config))
+                group.enter_context(
+                    model_parallel(rank, world, world, f"{rendezvous}-{index}", config)
+                )
                 joined = True
             try:
                 with set_current_vllm_config(config):
@@ -380,6 +381,8 @@ def layers_on_rank(
                 get_tp_group().barrier()
             except Exception:
                 answers[name] = traceback.format_exc()
+                if not meet(rank, world, f"{rendezvous}-{index}-failed"):
+                    raise
                 group.close()
                 joined = False
                 continue

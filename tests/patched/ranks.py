@@ -9,6 +9,7 @@ import os
 import queue
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import device
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 300
+MEET_S = 60
 
 
 def _context() -> multiprocessing.context.BaseContext:
@@ -56,6 +58,17 @@ def model_parallel(rank: int, world: int, dcp: int, rendezvous: str, config: Any
         finally:
             parallel_state.destroy_model_parallel()
             parallel_state.destroy_distributed_environment()
+
+
+def meet(rank: int, world: int, place: str) -> bool:
+    """Whether all ranks come to a place, without their group: a peer may be waiting in it."""
+    Path(f"{place}-{rank}").touch()
+    end = time.monotonic() + MEET_S
+    while not (met := all(Path(f"{place}-{peer}").exists() for peer in range(world))):
+        if time.monotonic() > end:
+            break
+        time.sleep(0.05)
+    return met
 
 
 def _main(

@@ -227,15 +227,19 @@ WRONG = {
 }
 
 
-def spoiled_on_rank(rank: int, world: int, rendezvous: str) -> dict[str, Any]:
-    """The layer's answer when FlashInfer is given a wrong buffer, for each of ``WRONG``."""
+def spoiled_on_rank(
+    rank: int, world: int, rendezvous: str, spoilt: tuple[int, ...]
+) -> dict[str, Any]:
+    """The layer's answer when FlashInfer is given a wrong buffer by ``spoilt`` ranks."""
+    ranks.MEET_S = 2 if len(spoilt) < world else ranks.MEET_S
     problem = Problem(verify(world, 1, 64 * world), heads=8 * world)
     kernel = launcher.trtllm_batch_decode_with_kv_cache_mla
     found = {}
     for name, spoil in WRONG.items():
 
         def spoiled(name=name, spoil=spoil, **given):
-            given[name] = spoil(given[name], 8, len(problem.batch.lengths))
+            if rank in spoilt:
+                given[name] = spoil(given[name], 8, len(problem.batch.lengths))
             return kernel(**given)
 
         with mock.patch.object(launcher, kernel.__name__, spoiled):
@@ -244,14 +248,24 @@ def spoiled_on_rank(rank: int, world: int, rendezvous: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.skipif(device.is_sm120(), reason="the stand-in refuses; FlashInfer's kernel is real")
+stand_in = pytest.mark.skipif(device.is_sm120(), reason="not for FlashInfer's own kernel")
+
+
+@stand_in
 def test_wrongly_shaped_buffers_fail_the_layer():
     """On every rank, rather than be merged."""
-    for answer in ranks.run(spoiled_on_rank, 4):
+    for answer in ranks.run(spoiled_on_rank, 4, (0, 1, 2, 3)):
         assert "out: expected (9, 1, 32, 512), got (9, 1, 8, 512)" in answer["out"]
         assert "lse: expected (9, 32) float32, got (9, 8)" in answer["lse"]
         assert "seq_lens must hold one count a token" in answer["seq_lens"]
         assert "block_tables: (9, 1, 128)" in answer["block_tables"]
+
+
+@stand_in
+def test_a_rank_that_fails_alone_ends_the_run():
+    """The others wait for it in the merge: by itself that ends at a timeout, without a reason."""
+    with pytest.raises(RuntimeError, match=r"rank 1:[^$]*out: expected \(9, 1, 16, 512\)"):
+        ranks.run(spoiled_on_rank, 2, (1,))
 
 
 def test_a_dense_prefill_backend_is_not_asked_for(config):
