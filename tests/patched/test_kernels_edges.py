@@ -5,7 +5,6 @@ tree is noticed in seconds; the whole range of shapes is in the other files.
 """
 
 import dataclasses
-import inspect
 from unittest import mock
 
 import launcher
@@ -19,7 +18,6 @@ import test_indexer
 import torch
 from device import DEVICE
 from layers import Problem, make_config, make_impl, patched_launcher, random_batch
-from vllm.v1.attention.backend import AttentionMetadataBuilder
 
 BLOCK = 5  # of the one request
 # No two neighbours on one rank, by whatever interleave: packing has something to do
@@ -107,7 +105,7 @@ def test_gathered_heads_count_not_local_ones():
 def indexer_lengths_on_rank(rank, world, rendezvous, drafts):
     """As test_indexer.py has them, for an interleave that every pin's indexer takes."""
     built = test_indexer.DeepseekV32IndexerMetadataBuilder
-    takes_width = "block_table_width" in inspect.signature(AttentionMetadataBuilder).parameters
+    takes_width = getattr(built, "requires_block_table_width", False)
 
     def build(*arguments, block_table_width):
         # vLLM 0.26 has the table's width from elsewhere
