@@ -18,6 +18,8 @@ nox.options.error_on_external_run = True
 nox.options.reuse_venv = "yes"
 
 DEFAULT_LINE = "infernal"
+# Columns of docs/preflight.md: every line, and the FlashInfer that vLLM 0.28.0 itself asks for
+MATRIX = "all,infernal@0.6.16.post3"
 
 
 def _project(session: nox.Session, *groups: str) -> None:
@@ -155,6 +157,26 @@ def mutants(session: nox.Session) -> None:
         session.run(*make, folder, torch, *_wheels(session, line))
         _check(session, "mutants", line, True, words, python=folder / "bin" / "python")
     session.run("python", "-m", "tests.mutants.table")
+
+
+@nox.session(default=False)
+def preflight(session: nox.Session) -> None:
+    """Put every recipe to every line's sources; docs/preflight.md and .svg get the matrix.
+
+    ``-- LINE[@FLASHINFER],... [options]`` asks others and writes nothing. No card, no build; it
+    fails where vLLM or FlashInfer has changed what it serves, which the page then shows.
+    """
+    _project(session)
+    if session.posargs:
+        session.run("vllm-overlay", "preflight", *session.posargs, "--all")
+        return
+    outs = ("--out", "docs/preflight.svg", "--out", "docs/preflight.md")
+    before = Path("docs/preflight.md").read_bytes()
+    # Some recipes are there to be refused: what matters is that the page stays as it is
+    codes = (0, 22, 23)
+    session.run("vllm-overlay", "preflight", MATRIX, "--all", *outs, success_codes=codes)
+    if Path("docs/preflight.md").read_bytes() != before:
+        session.error("docs/preflight.md has changed: look at what 'git diff' says, and commit it")
 
 
 @nox.session(default=False)

@@ -19,12 +19,14 @@ from overlay.report import Reporter, prepare_streams
 from overlay.verbs import (
     build,
     bundle,
+    capability,
     check,
     frontier,
     importing,
     look,
     maintain,
     move,
+    preflight,
     series,
     verdicts,
 )
@@ -33,6 +35,7 @@ from overlay.verbs import (
 __all__ = [
     "build",
     "bundle",
+    "capability",
     "check",
     "cli",
     "frontier",
@@ -41,6 +44,7 @@ __all__ = [
     "main",
     "maintain",
     "move",
+    "preflight",
     "series",
     "verdicts",
 ]

@@ -131,3 +131,27 @@ class BisectError(OverlayError):
     """A bisection ended without a patch to name."""
 
     exit_code = 19
+
+
+class CapabilityError(OverlayError):
+    """A FlashInfer tree has no sparse-MLA kernels for SM120, or none that can be read."""
+
+    exit_code = 20
+
+
+class RecipeError(OverlayError):
+    """A recipe can't be read, or asks for what can't be."""
+
+    exit_code = 21
+
+
+class UnsupportedError(OverlayError):
+    """A recipe asks for a kernel that isn't there, or for what a backend refuses."""
+
+    exit_code = 22
+
+
+class UnknownError(OverlayError):
+    """Nothing says that a recipe can't run, and the sources don't say that it can."""
+
+    exit_code = 23

@@ -1,0 +1,2 @@
+#pragma once
+#include "tvm_ffi_utils.h"
