@@ -73,7 +73,9 @@ class FakeFlashInfer:
 
 class FakeBringers:
     def find(self, line: Line, shape: Shape) -> Brought:
-        assert (line.name, shape.phase) == ("infernal", Phase.PREFILL)
+        assert line.name == "infernal"
+        # A model without top-k asks for no kernel that anybody has, in either phase
+        assert shape.phase is Phase.PREFILL or shape.topk == 0
         return Brought(release="0.9", not_asked=("0.8",))
 
 

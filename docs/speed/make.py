@@ -21,6 +21,7 @@ HEAD = (
 
 
 def row(one: dict[str, Any]) -> tuple[object, ...]:
+    """Cells of one size."""
     launches = {name: len(kernels) for name, kernels in one["launches"].items()}
     us = one["us"]
     return (
@@ -33,6 +34,7 @@ def row(one: dict[str, Any]) -> tuple[object, ...]:
 
 
 def table(line: str) -> str:
+    """What was measured of one line."""
     measured = json.loads((HERE / f"{line}.json").read_text(encoding="utf-8"))
     rows = [HEAD, ("---:",) * len(HEAD), *map(row, measured["rows"])]
     heading = (
@@ -43,6 +45,8 @@ def table(line: str) -> str:
 
 
 def main() -> None:
+    """Fill every place of the page that names a line."""
+
     def filled(found: re.Match[str]) -> str:
         return f"<!-- {found[1]} -->\n\n{table(found[1])}\n\n<!-- end -->"
 
