@@ -43,7 +43,11 @@ _SAID = re.compile(
     rb"|File \S+ is an? .+ while file \S+ is an? .+\Z|Only in \S+: \S+\Z"
 )
 _QUOTED = re.compile(rb'("(?:[^"\\]|\\.)*")(.*)\Z')
-_EPOCH = re.compile(rb"1970-01-01 |1969-12-31 |Thu Jan +1 \d\d:\d\d:\d\d (?:\w+ )?1970")
+# The instant 0, which says that there is no file; to the letter, as git reads it
+_ISO = re.compile(
+    rb"(1969-12-31|1970-01-01) +([0-2]\d):([0-5]\d):00(?:\.0+)? ([-+])([0-2]\d):?([0-5]\d)\Z"
+)
+_CTIME = re.compile(rb"Thu Jan +1 \d\d:\d\d:\d\d (?:\w+ )?1970")
 _BACKUP = (b".orig", b"~", b".old", b".bak")
 
 
@@ -345,7 +349,18 @@ def _name(text: bytes, strip: int) -> tuple[bytes | None, bool]:
         return None, False
     if name != name.strip():
         raise ValueError(f"can't tell where the path {name[:60]!r} ends")
-    return _strip(name, strip), _EPOCH.search(rest) is None
+    return _strip(name, strip), not _is_epoch(rest.strip())
+
+
+def _is_epoch(time: bytes) -> bool:
+    """Whether a time is the instant 0. One with a byte too many is none, to git too."""
+    match = _ISO.match(time)
+    if match is None:
+        return _CTIME.search(time) is not None
+    hours, minutes, zone_hours, zone_minutes = (int(match[i]) for i in (2, 3, 5, 6))
+    zone = (zone_hours * 60 + zone_minutes) * (-1 if match[4] == b"-" else 1)
+    day = 0 if match[1] == b"1970-01-01" else -24 * 60
+    return day + hours * 60 + minutes == zone
 
 
 def _strip(path: bytes, count: int) -> bytes:
