@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING
 from overlay.apply import apply_series, refuse_bad, write_commit
 from overlay.commits import NAME_LINE, format_mails
 from overlay.errors import ApplyError, LineError, OverlayError, PatchError
-from overlay.files import locked, machine_errors
 from overlay.foreign import read_letter, read_letters
-from overlay.line import SERIES_FILE, read_series
 from overlay.loosediff import UNPLACED
 from overlay.match import match_patch
 from overlay.patch import NAME_TRAILER, Patch, message_faults, parse_patch
-from overlay.series import publish, series_text
+from overlay.series import extend
 from overlay.store import Commit, FastImport, StoredTree
 
 if TYPE_CHECKING:
@@ -121,18 +119,20 @@ def import_series(
             f"{line.name}'s {upstream} series has {len(old)} patches already",
             fix="add --append to put the others behind them, or take a new line (new --like)",
         )
-    start = base
+    start, trees = base, list[str]()
     if old:
         patched = apply_series(store, base, old)
         refuse_bad(patched, line.name, upstream)
         start = Commit(commit=patched.commit, tree=patched.tree)
+        trees = [each.tree for each in patched.patches]
     carried = _carry(found, store, start)
     with tempfile.TemporaryDirectory(prefix="vllm-overlay-import-") as scratch:
         mails = format_mails(
             store.git, start.commit, carried.tip.commit, len(found), Path(scratch)
         )  # fmt: skip
     _check_mails(found, mails)
-    _write(line, upstream, found, mails, store, base, carried.trees)
+    new = {each.letter.name: mail for each, mail in zip(found, mails, strict=True)}
+    extend(line, upstream, new, store, base, [*trees, *carried.trees])
     return Imported(
         files={each.letter.name: each.letter.file for each in found},
         offsets=carried.offsets,
@@ -224,31 +224,3 @@ def _check_mails(found: Sequence[Read], mails: Sequence[bytes]) -> None:
             why="\n".join(faults),
             fix="mend it where it comes from, or leave them out with --skip",
         )
-
-
-def _write(
-    line: Line,
-    upstream: Upstream,
-    found: Sequence[Read],
-    mails: Sequence[bytes],
-    store: Store,
-    base: Commit,
-    trees: Sequence[str],
-) -> None:
-    target = line.folder / upstream
-    old = {each.name: each for each in line.series[upstream]}
-    files = {name: each.raw for name, each in old.items()}
-    files |= {each.letter.name: mail for each, mail in zip(found, mails, strict=True)}
-    before = [each.tree for each in apply_series(store, base, list(old.values())).patches]
-    with (
-        locked(store.folder.with_suffix(".export.lock")),
-        machine_errors(target, is_cache=False),
-    ):
-        if read_series(target) != line.series[upstream]:
-            raise LineError(f"the {upstream} series was changed meanwhile", fix="run it again")
-        series = target / SERIES_FILE
-        text = series.read_bytes().decode() if series.exists() else ""
-        publish(
-            target, files, series_text(text, list(files), {}).encode(), (),
-            known=old, store=store, base=base, trees=[*before, *trees],
-        )  # fmt: skip

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from overlay.apply import Applied, apply_series, refuse_bad
 from overlay.commits import NAME_LINE, format_mails
 from overlay.errors import LineError, MachineError, PatchError
-from overlay.files import locked, machine_errors, write_atomic
-from overlay.line import CODENAME, LINE_FILE, SERIES_FILE, UPSTREAMS, read_line, read_series
+from overlay.files import machine_errors, write_atomic
+from overlay.line import CODENAME, LINE_FILE, SERIES_FILE, UPSTREAMS, read_line
 from overlay.patch import (
     NAME,
     NAME_TRAILER,
@@ -30,11 +30,10 @@ from overlay.patch import (
     message_faults,
     parse_patch,
 )
-from overlay.series import publish, series_text
+from overlay.series import extend
 
 if TYPE_CHECKING:
     from overlay.line import Line, Upstream
-    from overlay.patch import Patch
     from overlay.store import Commit, Store
 
 _IDENTITY = re.compile(r"(.+) <([^<>]+)> (\d+) ([+-]\d{4})\Z")
@@ -140,35 +139,9 @@ def new_patch(
     before = commits[-2] if old else base.commit
     with tempfile.TemporaryDirectory(prefix="vllm-overlay-new-") as scratch:
         (mail,) = format_mails(store.git, before, commits[-1], 1, Path(scratch))
-    path = _append(line, upstream, patch, mail, store, base, [p.tree for p in patched.patches])
+    extend(line, upstream, {name: mail}, store, base, [p.tree for p in patched.patches])
+    path = line.folder / upstream / f"{name}{SUFFIX}"
     return NewPatch(path=path, applied=patched.patches[-1], is_template=not is_mail)
-
-
-def _append(
-    line: Line,
-    upstream: Upstream,
-    patch: Patch,
-    mail: bytes,
-    store: Store,
-    base: Commit,
-    trees: list[str],
-) -> Path:
-    target = line.folder / upstream
-    old = {each.name: each for each in line.series[upstream]}
-    files = {name: each.raw for name, each in old.items()} | {patch.name: mail}
-    with (
-        locked(store.folder.with_suffix(".export.lock")),
-        machine_errors(target, is_cache=False),
-    ):
-        if read_series(target) != line.series[upstream]:
-            raise LineError(f"the {upstream} series was changed meanwhile", fix="run it again")
-        series = target / SERIES_FILE
-        text = series.read_bytes().decode() if series.exists() else ""
-        publish(
-            target, files, series_text(text, list(files), {}).encode(), (),
-            known=old, store=store, base=base, trees=trees,
-        )  # fmt: skip
-    return target / f"{patch.name}{SUFFIX}"
 
 
 def _check_name(line: Line, upstream: Upstream, name: str) -> None:

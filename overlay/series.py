@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from overlay.apply import apply_series
 from overlay.errors import ExportError, LineError, PatchError
-from overlay.files import write_atomic
+from overlay.files import locked, machine_errors, write_atomic
 from overlay.line import SERIES_FILE, read_series
 from overlay.patch import NAME_TRAILER, SUFFIX, Patch
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from overlay.line import Line, Upstream
     from overlay.store import Commit, Store
 
 
@@ -70,6 +71,40 @@ def publish(
         for name in gone:
             (target / f"{name}{SUFFIX}").unlink(missing_ok=True)
         return written
+
+
+def extend(
+    line: Line,
+    upstream: Upstream,
+    mails: Mapping[str, bytes],
+    store: Store,
+    base: Commit,
+    trees: Sequence[str],
+) -> None:
+    """Put patches at the end of a series, proven first.
+
+    Args:
+        line: as its folder says it now; one that was changed since is refused.
+        upstream: whose series.
+        mails: patch name -> content, in order.
+        store, base: to apply on.
+        trees: tree after each patch of the whole series.
+    """
+    target = line.folder / upstream
+    old = {each.name: each for each in line.series[upstream]}
+    files = {name: each.raw for name, each in old.items()} | dict(mails)
+    with (
+        locked(store.folder.with_suffix(".export.lock")),
+        machine_errors(target, is_cache=False),
+    ):
+        if read_series(target) != line.series[upstream]:
+            raise LineError(f"the {upstream} series was changed meanwhile", fix="run it again")
+        series = target / SERIES_FILE
+        text = series.read_bytes().decode() if series.exists() else ""
+        publish(
+            target, files, series_text(text, list(files), {}).encode(), (),
+            known=old, store=store, base=base, trees=trees,
+        )  # fmt: skip
 
 
 def series_text(old: str, names: Sequence[str], renamed: Mapping[str, str]) -> str:

@@ -11,6 +11,7 @@ import click
 
 from overlay.app import App, reaches_sources, verb
 from overlay.verbs.maintain import UPSTREAM
+from overlay.verbs.verdicts import clones_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -70,7 +71,7 @@ def frontier(
     named = tuple(filter(None, (part.strip() for part in (versions or "").split(","))))
     if versions is not None and not named:
         raise click.UsageError("--versions names none")
-    limits, clones = _limits(bounds), dict(map(_clone, histories))
+    limits, clones = _limits(bounds), clones_of(histories)
     read = app.line(line)
     asked = [upstream] if upstream else [name for name in UPSTREAMS if read.series[name]]
     _check_outs(outs, len(asked))
@@ -91,15 +92,6 @@ def _limits(bounds: str | None) -> tuple[str, str]:
     if not dots:
         raise click.UsageError(f"--range {bounds}: say A..B")
     return first.strip(), last.strip()
-
-
-def _clone(text: str) -> tuple[str, Path]:
-    from overlay.line import UPSTREAMS
-
-    upstream, _, clone = text.partition("=")
-    if upstream not in UPSTREAMS or not clone:
-        raise click.UsageError(f"--history {text}: say {' or '.join(UPSTREAMS)}=CLONE")
-    return upstream, Path(clone)
 
 
 def _find(

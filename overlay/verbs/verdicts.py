@@ -106,13 +106,15 @@ def _json(examined: Examined) -> dict[str, Any]:
 
 
 def clones_of(history: tuple[str, ...]) -> dict[Upstream, Path]:
-    """What ``--history`` names. Raises ``BadParameter``."""
+    """What ``--history`` names. Raises ``UsageError``."""
     clones: dict[Upstream, Path] = {}
     for value in history:
         name, _, folder = value.partition("=")
         upstream = next((one for one in UPSTREAMS if one == name), None)
         if upstream is None or not folder:
-            raise click.BadParameter(f"{value!r} is not UPSTREAM=CLONE", param_hint="--history")
+            raise click.UsageError(
+                f"--history {value}: say UPSTREAM=CLONE, of {' or '.join(UPSTREAMS)}"
+            )
         clones[upstream] = Path(folder)
     return clones
 
