@@ -395,15 +395,20 @@ def test_a_resolution_may_be_mended_and_taken_again(tiny: Tiny, run: Run, later:
     assert b"+one = 34" in read_line(tiny.patches, "tiny").series["vllm"][0].raw
 
 
-def test_a_resolution_goes_along_when_those_before_it_change(
-    tiny: Tiny, run: Run, later: Path
-) -> None:
+def resolve_the_fourth(tiny: Tiny, run: Run) -> None:
+    """Begin a move, and settle its last patch alone, with a line of our own."""
     run("move", "tiny", "vllm", "later")
     work = opened(tiny, run, "fourth")
     path = work.path / "vllm/one.py"
     path.write_bytes(path.read_bytes().replace(b"= 300\n", b"= 3000\n"))
     work.git("add", "-A")
     assert run("move", "--continue").code == 15
+
+
+def test_a_resolution_goes_along_when_those_before_it_change(
+    tiny: Tiny, run: Run, later: Path
+) -> None:
+    resolve_the_fourth(tiny, run)
     work = opened(tiny, run)
     work.resolve()
     path = work.path / "vllm/one.py"
@@ -421,12 +426,7 @@ def test_a_resolution_goes_along_when_those_before_it_change(
 def test_a_resolution_that_does_not_fit_any_more_waits_again(
     tiny: Tiny, run: Run, later: Path
 ) -> None:
-    run("move", "tiny", "vllm", "later")
-    work = opened(tiny, run, "fourth")
-    path = work.path / "vllm/one.py"
-    path.write_bytes(path.read_bytes().replace(b"= 300\n", b"= 3000\n"))
-    work.git("add", "-A")
-    run("move", "--continue")
+    resolve_the_fourth(tiny, run)
     work = opened(tiny, run)
     work.resolve()
     path = work.path / "vllm/one.py"
