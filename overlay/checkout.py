@@ -12,7 +12,7 @@ import contextlib
 import os
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 # The tag that names the base tree's commit: 'git rebase -i overlay-base' says what is meant.
 BASE_TAG = "overlay-base"
 RECORD_FILE = "overlay.json"
+_R = TypeVar("_R")
 
 # Rank above every .gitattributes of the tree and above core.autocrlf of the user, so that files
 # and blobs hold the same bytes, and no filter (git-lfs, say) runs. Unset 'filter' and the others
@@ -208,16 +209,24 @@ def git_folders(folder: Path) -> tuple[Path, Path]:
 def read_record(git_folder: Path) -> Record:
     """The record of a checkout. Raises ``ExportError`` when there is none that can be read."""
     try:
-        return msgspec.json.decode((git_folder / RECORD_FILE).read_bytes(), type=Record)
+        return decode_record(git_folder / RECORD_FILE, Record, maker="checkout")
+    except ValueError as error:
+        raise ExportError(
+            f"{git_folder.parent} does not say which line it belongs to",
+            why=str(error),
+            fix="make a new checkout, and carry commits over with 'git fetch' and "
+            "'git cherry-pick'",
+        ) from None
+
+
+def decode_record(path: Path, kind: type[_R], *, maker: str) -> _R:
+    """What a verb left in the git folder that it made. Raises ``ValueError`` that says why not."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError:
-        why = "it was not made by 'checkout'"
+        raise ValueError(f"it was not made by '{maker}'") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        why = f"{RECORD_FILE} in its git folder is damaged: {error}"
-    raise ExportError(
-        f"{git_folder.parent} does not say which line it belongs to",
-        why=why,
-        fix="make a new checkout, and carry commits over with 'git fetch' and 'git cherry-pick'",
-    )
+        raise ValueError(f"{path.name} in its git folder is damaged: {error}") from None
 
 
 def write_record(git_folder: Path, record: Record) -> None:

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from overlay.apply import named_message, write_commit
-from overlay.checkout import BASE_TAG, Record, Repository, copy_objects, new_repository
+from overlay.checkout import (
+    BASE_TAG,
+    Record,
+    Repository,
+    copy_objects,
+    decode_record,
+    new_repository,
+)
 from overlay.errors import MoveError
 from overlay.files import write_atomic
 from overlay.objects import blob_id, object_id
@@ -155,16 +162,13 @@ def open_meeting(
 def read_resolving(git_folder: Path) -> Resolving:
     """The record of such a repository. Raises ``MoveError`` when there is none to be read."""
     try:
-        return msgspec.json.decode((git_folder / RECORD_FILE).read_bytes(), type=Resolving)
-    except OSError:
-        why = "it was not made by 'move --resolve'"
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        why = f"{RECORD_FILE} in its git folder is damaged: {error}"
-    raise MoveError(
-        f"{git_folder.parent} does not say which patch it resolves",
-        why=why,
-        fix="name the folder that 'move --resolve' made, or make one",
-    )
+        return decode_record(git_folder / RECORD_FILE, Resolving, maker="move --resolve")
+    except ValueError as error:
+        raise MoveError(
+            f"{git_folder.parent} does not say which patch it resolves",
+            why=str(error),
+            fix="name the folder that 'move --resolve' made, or make one",
+        ) from None
 
 
 def _picked(store: Store, meeting: Meeting) -> str:
