@@ -28,8 +28,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlay.line import series_names
-from overlay.store import cache_folder
+from overlay.lines.line import series_names
+from overlay.trees.store import cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

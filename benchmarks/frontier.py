@@ -31,12 +31,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from overlay.frontier import choose_versions
-from overlay.line import read_line
-from overlay.releases import known_pins, pin_release, released, with_pin
+from overlay.lines.line import read_line
+from overlay.moving.frontier import choose_versions
 from overlay.report import Reporter
-from overlay.source import Sources
-from overlay.store import cache_folder
+from overlay.sources.releases import known_pins, pin_release, released, with_pin
+from overlay.sources.source import Sources
+from overlay.trees.store import cache_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 CLEAN = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")} | {

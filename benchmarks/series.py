@@ -37,18 +37,18 @@ sys.path.insert(0, str(ROOT))
 
 from apply import call  # noqa: E402 - beside this file
 
-from overlay.apply import apply_series  # noqa: E402
-from overlay.foreign import Defaults  # noqa: E402
-from overlay.importer import import_series, read_patches  # noqa: E402
-from overlay.line import read_line  # noqa: E402
-from overlay.store import Store, cache_folder  # noqa: E402
+from overlay.lines.line import read_line  # noqa: E402
+from overlay.patches.foreign import Defaults  # noqa: E402
+from overlay.patches.importer import import_series, read_patches  # noqa: E402
+from overlay.trees.apply import apply_series  # noqa: E402
+from overlay.trees.store import Store, cache_folder  # noqa: E402
 from tests.series.debian import Mirror  # noqa: E402
 from tests.series.expected import EXPECTED  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from overlay.store import Commit
+    from overlay.trees.store import Commit
 
 AUTHOR = Defaults(author="Importer <importer@example.invalid>", date="1700000000 +0000")
 LINE = "debian"

@@ -21,10 +21,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from overlay.line import UPSTREAMS, read_line, series_names
+from overlay.lines.line import UPSTREAMS, read_line, series_names
 from overlay.report import Reporter
-from overlay.source import Sources
-from overlay.store import cache_folder
+from overlay.sources.source import Sources
+from overlay.trees.store import cache_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 

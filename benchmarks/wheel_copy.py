@@ -30,9 +30,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def child(base: Path, sha256: str, path: str, out: Path, verified: bool) -> None:
     """Make one overlay; print how long the call itself took, in seconds."""
-    from overlay.distinfo import overlay_version
     from overlay.report import Reporter
-    from overlay.wheel import Change, overlay_wheel
+    from overlay.wheels.distinfo import overlay_version
+    from overlay.wheels.wheel import Change, overlay_wheel
 
     record = b'{"format":1,"line":"bench"}'
     started = time.perf_counter()
@@ -84,7 +84,7 @@ def main() -> None:
     me = (sys.executable, __file__, str(wheel), "--sha256", sha256, "--path", path)
     argvs: dict[str, tuple[str, ...]] = {
         "cp": ("cp", str(wheel)),
-        "start": (sys.executable, "-c", "import overlay.wheel, overlay.report"),
+        "start": (sys.executable, "-c", "import overlay.wheels.wheel, overlay.report"),
         "hashed": (*me, "--child", "hashed", "--out"),
         "verified": (*me, "--child", "verified", "--out"),
     }

@@ -16,8 +16,8 @@ from overlay.report import Reporter
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from overlay.line import Line, Upstream
-    from overlay.source import Sources
+    from overlay.lines.line import Line, Upstream
+    from overlay.sources.source import Sources
 
     F = TypeVar("F", bound=Callable[..., Any])
 
@@ -52,20 +52,20 @@ class App:
     @property
     def cache(self) -> Path:
         """The cache folder."""
-        from overlay.store import cache_folder
+        from overlay.trees.store import cache_folder
 
         return cache_folder()
 
     def line(self, name: str) -> Line:
         """Read one line."""
-        from overlay.line import read_line
+        from overlay.lines.line import read_line
 
         return read_line(self.root, name)
 
     @cached_property
     def sources(self) -> Sources:
         """Where base trees and wheels come from in this invocation."""
-        from overlay.source import Sources
+        from overlay.sources.source import Sources
 
         return Sources(
             cache=self.cache, report=self.report, offline=self.offline, choices=self.choices
@@ -188,7 +188,7 @@ def _set_quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
 
 def _set_source(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> None:
-    from overlay.line import UPSTREAMS
+    from overlay.lines.line import UPSTREAMS
 
     choices = ctx.ensure_object(App).choices
     for value in values:

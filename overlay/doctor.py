@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Literal
 from filelock import FileLock, Timeout
 
 from overlay.errors import MachineError, OverlayError
-from overlay.git import MIN_GIT, git_version
-from overlay.line import PROJECTS
-from overlay.pipconfig import Place, read_pip_config, redacted
-from overlay.store import CACHE_VARIABLE
+from overlay.lines.line import PROJECTS
+from overlay.sources.pipconfig import Place, read_pip_config, redacted
+from overlay.trees.git import MIN_GIT, git_version
+from overlay.trees.store import CACHE_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -139,8 +139,8 @@ def _pip() -> Iterator[Finding]:
 
 
 def _network() -> Iterator[Finding]:
-    from overlay.download import Trouble
-    from overlay.web import Web, default_index
+    from overlay.sources.download import Trouble
+    from overlay.sources.web import Web, default_index
 
     config = read_pip_config()
     places = config.places(default_index())

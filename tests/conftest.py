@@ -3,7 +3,7 @@
 What most tests need::
 
     def test_something(upstream, store, import_base):
-        base = import_base(store, upstream)                       # overlay.store.Commit
+        base = import_base(store, upstream)                       # overlay.trees.store.Commit
         upstream.commit({"a.py": b"print(2)\n"}, "Print two\n")
         patch = parse_patch(upstream.patch(), name="print-two")
         patched = apply_series(store, base, [patch])
@@ -26,17 +26,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
-from overlay.archive import Member
 from overlay.cli import main
-from overlay.store import Store
+from overlay.sources.archive import Member
+from overlay.trees.store import Store
 from tests.support.tiny import FLASHINFER_FILES, VLLM_FILES, Tiny, make_tiny
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from overlay.line import Upstream
-    from overlay.store import Commit
+    from overlay.lines.line import Upstream
+    from overlay.trees.store import Commit
 
     # None deletes; a pair is (mode, content), with 0o120000 for a link to ``content``
     File = bytes | tuple[int, bytes] | None

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from overlay.apply import PatchedTree, apply_series, refuse_bad
 from overlay.errors import ApplyError, OverlayError
-from overlay.match import Verdict
-from overlay.patch import Patch, parse_patch
-from overlay.store import Store
+from overlay.patches.patch import Patch, parse_patch
+from overlay.trees.apply import PatchedTree, apply_series, refuse_bad
+from overlay.trees.match import Verdict
+from overlay.trees.store import Store
 from tests.conftest import numbered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from overlay.store import Commit
+    from overlay.trees.store import Commit
     from tests.conftest import File, Repo
 
 ROOT = Path(__file__).parent.parent

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlay import archive
-from overlay.archive import Member, read_archive
 from overlay.errors import SourceError, UnavailableError
-from overlay.index import fetch_release
 from overlay.report import Reporter
-from overlay.store import cache_folder
+from overlay.sources import archive
+from overlay.sources.archive import Member, read_archive
+from overlay.sources.index import fetch_release
+from overlay.trees.store import cache_folder
 
 TOP = "demo-1.0"
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay.bisect import End, Result, search
+from overlay.patches.bisect import End, Result, search
 from tests.support.tiny import VLLM_FILES
 
 if TYPE_CHECKING:

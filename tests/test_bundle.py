@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from overlay import bundle
+from overlay.checks import bundle
 from overlay.errors import CheckError, UnavailableError, WheelError
 from overlay.report import Reporter
 
@@ -109,7 +109,7 @@ def test_what_travels(root: Path) -> None:
     tests = {name for name in found if name.startswith("tests/")}
     assert tests == {"tests/patched/test_a.py", "tests/patched/offline/tiny.txt"}
     assert made.wheels == ("dep-1.0-py3-none-any.whl",)
-    assert "overlay/receipt_plugin.py" in found
+    assert "overlay/checks/receipt_plugin.py" in found
     assert str(root).encode() not in b"".join(found.values())
 
 

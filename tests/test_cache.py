@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 import pytest
 from filelock import FileLock
 
-from overlay.apply import apply_series
-from overlay.cache import BASES, DROPPED, GRACE, TIPS, Keep, collect, describe
-from overlay.patch import parse_patch
+from overlay.patches.patch import parse_patch
 from overlay.report import Reporter
-from overlay.source import REMOTE, fetch_objects, promisor
-from overlay.store import EPOCH, IDENTITY, FastImport, Store
+from overlay.sources.cache import BASES, DROPPED, GRACE, TIPS, Keep, collect, describe
+from overlay.sources.source import REMOTE, fetch_objects, promisor
+from overlay.trees.apply import apply_series
+from overlay.trees.store import EPOCH, IDENTITY, FastImport, Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from overlay.cache import Collected
-    from overlay.store import Commit
+    from overlay.sources.cache import Collected
+    from overlay.trees.store import Commit
 
 NOTHING = Keep()
 SHA = "ab" * 32
@@ -359,7 +359,7 @@ def test_it_waits_for_a_writer(filled: Filled) -> None:
         """
         import sys
         from pathlib import Path
-        from overlay.cache import Keep, collect
+        from overlay.sources.cache import Keep, collect
         collect(Path(sys.argv[1]), keep=Keep())
         """
     )
@@ -376,7 +376,7 @@ def test_killed_in_the_middle_nothing_is_lost(filled: Filled, delay: float) -> N
     made = [filled.apply(b"print(%d)\n" % number) for number in range(3, 7)]
     filled.age(40 * 86400)
     script = (
-        "import sys; from pathlib import Path; from overlay.cache import Keep, collect\n"
+        "import sys; from pathlib import Path; from overlay.sources.cache import Keep, collect\n"
         "keep = Keep(refs={'vllm': sys.argv[2:]})\n"
         "while True: collect(Path(sys.argv[1]), keep=keep, days=1)\n"
     )

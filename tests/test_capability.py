@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from overlay.capability import Answer, Phase, Shape, read_capability
 from overlay.errors import CapabilityError
-from overlay.match import Entry
+from overlay.kernels.capability import Answer, Phase, Shape, read_capability
+from overlay.trees.match import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable

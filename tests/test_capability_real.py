@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from overlay.capability import Answer, Capability, Phase, Shape, read_capability
 from overlay.errors import CapabilityError
-from overlay.line import read_line
-from overlay.pipeline import apply_line
-from overlay.releases import known_pins, pin_release, with_pin
+from overlay.kernels.capability import Answer, Capability, Phase, Shape, read_capability
+from overlay.lines.line import read_line
 from overlay.report import Reporter
-from overlay.source import Sources
-from overlay.store import StoredTree, cache_folder
+from overlay.sources.releases import known_pins, pin_release, with_pin
+from overlay.sources.source import Sources
+from overlay.trees.pipeline import apply_line
+from overlay.trees.store import StoredTree, cache_folder
 from tests.support.hostcode import MODELS, HostResolver, HostTables, unpack
 from tests.support.modulecode import ModuleResolver, toolkit
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from overlay.carry import carry_series, old_states, renames_between
 from overlay.errors import ApplyError
-from overlay.git import Git
-from overlay.match import Entry, Verdict
-from overlay.patch import parse_patch
+from overlay.moving.carry import carry_series, old_states, renames_between
+from overlay.patches.patch import parse_patch
+from overlay.trees.git import Git
+from overlay.trees.match import Entry, Verdict
 from tests.conftest import numbered
 from tests.support.carrying import carry, memory, series
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from overlay.carry import Carried, Conflict
-    from overlay.store import Commit, Store
+    from overlay.moving.carry import Carried, Conflict
+    from overlay.trees.store import Commit, Store
     from tests.conftest import File, Repo
 
 SETTINGS = settings(

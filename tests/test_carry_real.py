@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from overlay.apply import PatchedTree, apply_series
-from overlay.archive import read_archive
-from overlay.carry import carry_series, old_states, renames_between
-from overlay.evidence import find_postconditions
-from overlay.index import fetch_release
-from overlay.line import PROJECTS, UPSTREAMS, Upstream, find_lines, read_line
-from overlay.match import Entry, Verdict
+from overlay.lines.line import PROJECTS, UPSTREAMS, Upstream, find_lines, read_line
+from overlay.moving.carry import carry_series, old_states, renames_between
+from overlay.moving.evidence import find_postconditions
 from overlay.report import Reporter
-from overlay.store import StoredTree, cache_folder
+from overlay.sources.archive import read_archive
+from overlay.sources.index import fetch_release
+from overlay.trees.apply import PatchedTree, apply_series
+from overlay.trees.match import Entry, Verdict
+from overlay.trees.store import StoredTree, cache_folder
 from tests.support.carrying import text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from overlay.carry import Carried
-    from overlay.store import Store
+    from overlay.moving.carry import Carried
+    from overlay.trees.store import Store
     from tests.conftest import Repo
 
 pytestmark = pytest.mark.real

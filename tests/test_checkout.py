@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from overlay.checkout import BASE_TAG, checkout, read_record
 from overlay.errors import (
     ApplyError,
     ExportError,
@@ -17,9 +16,10 @@ from overlay.errors import (
     MachineError,
     UnavailableError,
 )
+from overlay.patches.checkout import BASE_TAG, checkout, read_record
 from overlay.report import Reporter
-from overlay.source import REMOTE, promisor
-from overlay.store import EPOCH, IDENTITY, FastImport
+from overlay.sources.source import REMOTE, promisor
+from overlay.trees.store import EPOCH, IDENTITY, FastImport
 from tests.support.desk import FILES, make_desk
 from tests.support.servers import git_server
 

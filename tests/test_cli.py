@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from overlay import distinfo, rawzip
 from overlay.cli import cli
+from overlay.wheels import distinfo, rawzip
 from tests.support.tiny import TRAILERS, VLLM_FILES, git
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlay.delta import apply_delta, decode_line
+from overlay.patches.delta import apply_delta, decode_line
 
 
 @pytest.mark.parametrize("line", [b"A", b"Aabcd", b"zabcde", b"!abcde", b"Baaaa", b"A~~~~~"])

@@ -8,8 +8,8 @@ import zlib
 
 import pytest
 
-from overlay.diff import FileDiff, Kind, parse_diff
 from overlay.errors import PatchError
+from overlay.patches.diff import FileDiff, Kind, parse_diff
 
 HEAD = b"diff --git a/f b/f\n--- a/f\n+++ b/f\n"
 GOOD = HEAD + b"@@ -1,3 +1,4 @@ heading\n one\n-two\n+2\n+2.5\n three\n"

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from overlay.cxx import NotUnderstoodError, read_unit
-from overlay.cxxexpressions import RefusedError
-from overlay.cxxvalues import POINTER, Object
-from overlay.dispatch import Dispatch
-from overlay.match import Entry
-from overlay.pypolicy import Policy
+from overlay.kernels.cxx import NotUnderstoodError, read_unit
+from overlay.kernels.cxxexpressions import RefusedError
+from overlay.kernels.cxxvalues import POINTER, Object
+from overlay.kernels.dispatch import Dispatch
+from overlay.kernels.pypolicy import Policy
+from overlay.trees.match import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

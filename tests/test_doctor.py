@@ -14,7 +14,7 @@ import pytest
 
 from overlay import doctor
 from overlay.doctor import ROOM, examine, is_fit
-from overlay.git import _git as find_git
+from overlay.trees.git import _git as find_git
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -221,7 +221,7 @@ def test_the_network_is_asked_only_when_told_to(
     monkeypatch.setenv("PIP_INDEX_URL", "http://user:secret@127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_TRUSTED_HOST", "127.0.0.1")
     monkeypatch.setenv("PIP_FIND_LINKS", f"{links} {gone}")
-    monkeypatch.setattr("overlay.download.BACKOFF", 0.0)
+    monkeypatch.setattr("overlay.sources.download.BACKOFF", 0.0)
     assert not any("find-links " in name for name in found(tmp_path))
     findings = found(tmp_path, online=True)
     assert findings[f"find-links {links}"].status == "ok"

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from overlay import series, tombstones
-from overlay.tombstones import FILE
+from overlay.moving import tombstones
+from overlay.moving.tombstones import FILE
+from overlay.patches import series
 from tests.support.tiny import TRAILERS, VLLM_FILES, git
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ def test_what_cannot_be_written_leaves_all_as_it_was(
     def full(*_: object, **__: object) -> list[str]:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("overlay.drop.publish", full)
+    monkeypatch.setattr("overlay.patches.drop.publish", full)
     ran = run("drop", "tiny", "first", "--cascade")
     assert ran.code == 11
     assert snapshot(longer) == before

@@ -14,24 +14,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from overlay.apply import apply_series
-from overlay.checkout import checkout
-from overlay.commits import Work as Opened
 from overlay.errors import ExportError
-from overlay.export import export
-from overlay.line import UPSTREAMS, read_line
-from overlay.patch import parse_patch
+from overlay.lines.line import UPSTREAMS, read_line
+from overlay.patches.checkout import checkout
+from overlay.patches.commits import Work as Opened
+from overlay.patches.export import export
+from overlay.patches.patch import parse_patch
+from overlay.patches.series import series_text
 from overlay.report import Reporter
-from overlay.series import series_text
-from overlay.source import Sources
-from overlay.store import Store, cache_folder
+from overlay.sources.source import Sources
+from overlay.trees.apply import apply_series
+from overlay.trees.store import Store, cache_folder
 from tests.support.desk import FILES, ROOT, TRAILERS, lines, make_desk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from overlay.commits import Draft
-    from overlay.line import Upstream
+    from overlay.lines.line import Upstream
+    from overlay.patches.commits import Draft
     from tests.support.desk import Desk, Work
 
 FIRST, SECOND, THIRD = (f"area: do the {name}" for name in ("first", "second", "third"))
@@ -617,9 +617,9 @@ def test_a_split_index_and_a_linked_worktree(desk: Desk) -> None:
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-import overlay.series
+import overlay.patches.series
 from tests.support.desk import Desk, Work, make_desk
-from overlay.store import Commit, Store
+from overlay.trees.store import Commit, Store
 folder, commit, tree, left = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
 real = {"replace": Path.replace, "unlink": Path.unlink}
 def counted(name):
@@ -690,7 +690,7 @@ def test_series_text(
         wanted.insert(data.draw(st.integers(0, len(wanted))), "zz")
     new = series_text(text, wanted, renamed)
     with tempfile.TemporaryDirectory() as folder:
-        from overlay.line import series_names
+        from overlay.lines.line import series_names
 
         path = Path(folder) / "series"
         path.write_text(new)

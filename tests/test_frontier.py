@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from overlay import index, pipconfig
 from overlay.cli import main
 from overlay.errors import LineError
-from overlay.frontier import choose_versions
-from overlay.line import UPSTREAMS
-from overlay.pipconfig import PipConfig
-from overlay.releases import known_pins
-from overlay.store import cache_folder
+from overlay.lines.line import UPSTREAMS
+from overlay.moving.frontier import choose_versions
+from overlay.sources import index, pipconfig
+from overlay.sources.pipconfig import PipConfig
+from overlay.sources.releases import known_pins
+from overlay.trees.store import cache_folder
 from overlay.verbs.frontier import _blocks
 from tests.support import releases
 from tests.support.releases import ONE, add_flashinfer, add_release, commit, files_at, make_history

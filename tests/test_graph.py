@@ -9,23 +9,23 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from overlay.apply import apply_series
 from overlay.cli import main
-from overlay.graph import Graph, Whole, derive
-from overlay.graphpicture import dot, svg, text
-from overlay.line import read_line
-from overlay.patch import parse_patch
-from overlay.pipeline import apply_line
+from overlay.lines.line import read_line
+from overlay.patches.graph import Graph, Whole, derive
+from overlay.patches.graphpicture import dot, svg, text
+from overlay.patches.patch import parse_patch
 from overlay.report import Reporter
-from overlay.source import Sources
-from overlay.store import cache_folder
+from overlay.sources.source import Sources
+from overlay.trees.apply import apply_series
+from overlay.trees.pipeline import apply_line
+from overlay.trees.store import cache_folder
 from tests.conftest import numbered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from overlay.patch import Patch
-    from overlay.store import Commit, Store
+    from overlay.patches.patch import Patch
+    from overlay.trees.store import Commit, Store
     from tests.conftest import File, Ran, Repo
     from tests.support.tiny import Tiny
 
@@ -253,7 +253,7 @@ def test_agrees_with_git_am_of_every_series_with_one_patch_left_out(
 
 def _tangle() -> Graph:
     """Long edges, several kinds, a patch alone."""
-    from overlay.graph import Edge
+    from overlay.patches.graph import Edge
 
     names = ("base", "alone", "left-with-a-long-name", "right-with-a-long-name", "top-of-all")
     pairs = [

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from overlay.errors import UnavailableError
-from overlay.history import History, UpstreamCommit, forwarded, read_history
-from overlay.releases import pin_commit
+from overlay.moving.history import History, UpstreamCommit, forwarded, read_history
+from overlay.sources.releases import pin_commit
 from tests.conftest import numbered
 from tests.support.carrying import carry, series
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from overlay.patch import Patch
-    from overlay.store import Store
+    from overlay.patches.patch import Patch
+    from overlay.trees.store import Store
     from tests.conftest import File, Repo
 
 LONG = numbered(1, 60)

@@ -14,20 +14,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from overlay.diff import Kind
 from overlay.errors import ApplyError, LineError, OverlayError, PatchError
-from overlay.foreign import Defaults, check_author, read_letter, read_letters
-from overlay.importer import Imported, import_series, read_patches
-from overlay.lint import lint_line
-from overlay.loosediff import read_diffs, split_parts
+from overlay.lines.lint import lint_line
+from overlay.patches.diff import Kind
+from overlay.patches.foreign import Defaults, check_author, read_letter, read_letters
+from overlay.patches.importer import Imported, import_series, read_patches
+from overlay.patches.loosediff import read_diffs, split_parts
 from tests.support.desk import Desk, make_desk
 from tests.test_match import commit_all, damaged, histories
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from overlay.patch import Patch
-    from overlay.store import Commit, Store
+    from overlay.patches.patch import Patch
+    from overlay.trees.store import Commit, Store
     from tests.conftest import Ran, Repo
     from tests.support.tiny import Tiny
 

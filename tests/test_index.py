@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay import download, index
 from overlay.errors import LineError, MachineError, SourceError, UnavailableError
-from overlay.index import fetch_release
-from overlay.pipconfig import PipConfig, Place, parse_pip_config, read_pip_config, redacted
 from overlay.report import Reporter
+from overlay.sources import download, index
+from overlay.sources.index import fetch_release
+from overlay.sources.pipconfig import PipConfig, Place, parse_pip_config, read_pip_config, redacted
 from tests.support.servers import IndexServer, index_server
 
 FILE = "demo_pkg-1.0rc1.tar.gz"
@@ -680,7 +680,7 @@ def test_cache_that_is_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 SCRIPT = """
 import sys
 from pathlib import Path
-from overlay.index import fetch_release
+from overlay.sources.index import fetch_release
 from overlay.report import Reporter
 file, sha256, cache = sys.argv[1:]
 fetch_release("demo-pkg", file, sha256, cache=Path(cache), offline=False, report=Reporter())

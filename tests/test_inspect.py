@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from overlay import distinfo
 from overlay.errors import MachineError, WheelError
-from overlay.inspect import Inspection, inspect_installed, inspect_wheel
 from overlay.report import Reporter
-from overlay.wheel import Change, overlay_wheel
+from overlay.wheels import distinfo
+from overlay.wheels.inspect import Inspection, inspect_installed, inspect_wheel
+from overlay.wheels.wheel import Change, overlay_wheel
 from tests.support.wheels import (
     canonical,
     effect,

@@ -25,8 +25,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from overlay import layout
-from overlay.line import PROJECTS, Line, read_line
+from overlay.lines.line import PROJECTS, Line, read_line
+from overlay.wheels import layout
 from tests.support.installers import (
     Chosen,
     Installer,

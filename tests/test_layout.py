@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlay.layout import BuildInput, NotShipped, Shipped, wheel_path
+from overlay.wheels.layout import BuildInput, NotShipped, Shipped, wheel_path
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from overlay.errors import LineError, PatchError
-from overlay.line import find_lines, read_line, series_names
+from overlay.lines.line import find_lines, read_line, series_names
 
 if TYPE_CHECKING:
     from pathlib import Path

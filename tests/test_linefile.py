@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from overlay.line import Pin, Settings, read_toml
-from overlay.linefile import comments_on, set_pin
+from overlay.lines.line import Pin, Settings, read_toml
+from overlay.lines.linefile import comments_on, set_pin
 
 PATCHES = Path(__file__).parents[1] / "patches"
 TEXT = (PATCHES / "infernal" / "line.toml").read_text()

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from overlay.apply import Patched, apply_series
 from overlay.errors import LineError, OverlayError
-from overlay.line import read_line
-from overlay.lint import lint_line
-from overlay.patch import parse_patch
-from overlay.source import Base
+from overlay.lines.line import read_line
+from overlay.lines.lint import lint_line
+from overlay.patches.patch import parse_patch
+from overlay.sources.source import Base
+from overlay.trees.apply import Patched, apply_series
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from overlay.lint import Linted
-    from overlay.store import Commit, Store
+    from overlay.lines.lint import Linted
+    from overlay.trees.store import Commit, Store
 
 PIN = """\
 [{upstream}]

@@ -14,18 +14,18 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from overlay.apply import apply_series
-from overlay.diff import Kind
 from overlay.errors import PatchError
-from overlay.match import Entry, Outcome, Verdict, match_patch
-from overlay.objects import blob_id
-from overlay.patch import parse_patch
+from overlay.patches.diff import Kind
+from overlay.patches.patch import parse_patch
+from overlay.trees.apply import apply_series
+from overlay.trees.match import Entry, Outcome, Verdict, match_patch
+from overlay.trees.objects import blob_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from pathlib import Path
 
-    from overlay.store import Commit, Store
+    from overlay.trees.store import Commit, Store
     from tests.conftest import Repo
 
     Files = dict[bytes, tuple[int, bytes]]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from overlay.cli import main
-from overlay.line import read_line
-from overlay.patch import parse_patch
-from overlay.tombstones import read as tombstones
+from overlay.lines.line import read_line
+from overlay.moving.tombstones import read as tombstones
+from overlay.patches.patch import parse_patch
 from tests.support.moves import LATER_FILES, ONE, Work, add_series, files_of, make_later
 from tests.support.tiny import TRAILERS, git
 

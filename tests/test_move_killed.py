@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from overlay.line import read_line
-from overlay.tombstones import read as tombstones
+from overlay.lines.line import read_line
+from overlay.moving.tombstones import read as tombstones
 from tests.support.moves import KILLER, Work, add_series, files_of, make_later
 
 if TYPE_CHECKING:

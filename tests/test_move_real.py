@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from overlay.cli import main
-from overlay.line import read_line
-from overlay.lock import read_lock
-from overlay.store import cache_folder
+from overlay.lines.line import read_line
+from overlay.lines.lock import read_lock
+from overlay.trees.store import cache_folder
 from tests.support.moves import KILLER, Work, files_of
 from tests.support.tiny import git
 

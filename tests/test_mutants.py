@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from overlay.app import App
-from overlay.checks import PATCHED_PYTHON_VARIABLE, SURVIVOR_CODE
+from overlay.checks.sessions import PATCHED_PYTHON_VARIABLE, SURVIVOR_CODE
 from overlay.errors import CheckError
-from overlay.pipeline import apply_line
+from overlay.trees.pipeline import apply_line
 from tests.mutants import table
 from tests.mutants.bench import Bench, Result, Survivor
 from tests.mutants.defects import (
@@ -468,7 +468,7 @@ def test_a_survivor_has_an_exit_code_of_its_own(
 ) -> None:
     """check turns pytest's code for it into 16; every other failure stays 14."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setattr("overlay.checks._refuse_other_builds", lambda *_: None)
+    monkeypatch.setattr("overlay.checks.sessions._refuse_other_builds", lambda *_: None)
     folder = tiny.root / "tests" / "mutants"
     folder.mkdir(parents=True)
     (folder / "pytest.ini").write_text("[pytest]\n")

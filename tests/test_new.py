@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from overlay.errors import ApplyError, LineError, MachineError, PatchError
-from overlay.line import read_line
-from overlay.new import NewPatch, new_line, new_patch
-from overlay.patch import parse_patch
+from overlay.lines.line import read_line
+from overlay.lines.new import NewPatch, new_line, new_patch
+from overlay.patches.patch import parse_patch
 from tests.support.desk import TRAILERS, make_desk
 
 if TYPE_CHECKING:

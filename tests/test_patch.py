@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlay.apply import apply_series
 from overlay.errors import PatchError
-from overlay.patch import NAME_TRAILER, Patch, message_faults, parse_patch
+from overlay.patches.patch import NAME_TRAILER, Patch, message_faults, parse_patch
+from overlay.trees.apply import apply_series
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from overlay.store import Commit, Store
+    from overlay.trees.store import Commit, Store
     from tests.conftest import Repo
 
 DIFF = (

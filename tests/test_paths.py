@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlay.paths import check_path, parents, quote_path, unquote_path
+from overlay.patches.paths import check_path, parents, quote_path, unquote_path
 
 if TYPE_CHECKING:
     from tests.conftest import Repo

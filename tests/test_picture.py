@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from overlay.cells import Cell
 from overlay.errors import MachineError
-from overlay.frontier import Column, Frontier, sentence
-from overlay.match import Verdict
-from overlay.picture import draw_png, draw_svg
+from overlay.moving.cells import Cell
+from overlay.moving.frontier import Column, Frontier, sentence
+from overlay.moving.picture import draw_png, draw_svg
+from overlay.trees.match import Verdict
 from tests.support.tiny import Tiny
 
 SVG = "{http://www.w3.org/2000/svg}"

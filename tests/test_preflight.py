@@ -11,31 +11,31 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from overlay import refusals as rules
 from overlay.app import App
-from overlay.bringers import Bringers, Brought, bare
-from overlay.capability import Answer, Capability, Phase, Shape, Told
 from overlay.cli import main
 from overlay.errors import CapabilityError, UnknownError, UnsupportedError
-from overlay.match import Entry
-from overlay.memory import memory
-from overlay.owncheck import own_check
-from overlay.pipeline import apply_line
-from overlay.preflight import Outcome, Preflight, Trees, complain, preflight
-from overlay.preflightpicture import END, START, draw_svg, markdown
-from overlay.recipe import Recipe, Serve, find_recipes, read_recipe
-from overlay.refusals import Reader, refusals, uses_second_runner
-from overlay.releases import known_pins, pin_release, with_pin
+from overlay.kernels import refusals as rules
+from overlay.kernels.bringers import Bringers, Brought, bare
+from overlay.kernels.capability import Answer, Capability, Phase, Shape, Told
+from overlay.kernels.memory import memory
+from overlay.kernels.owncheck import own_check
+from overlay.kernels.preflight import Outcome, Preflight, Trees, complain, preflight
+from overlay.kernels.preflightpicture import END, START, draw_svg, markdown
+from overlay.kernels.recipe import Recipe, Serve, find_recipes, read_recipe
+from overlay.kernels.refusals import Reader, refusals, uses_second_runner
+from overlay.kernels.shapes import derive
 from overlay.report import Reporter
-from overlay.shapes import derive
-from overlay.store import StoredTree
+from overlay.sources.releases import known_pins, pin_release, with_pin
+from overlay.trees.match import Entry
+from overlay.trees.pipeline import apply_line
+from overlay.trees.store import StoredTree
 from tests.support.carrying import Memory
 from tests.support.releases import add_flashinfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from overlay.line import Line
+    from overlay.lines.line import Line
     from tests.support.tiny import Tiny
 
 ROOT = Path(__file__).parents[1]
@@ -373,7 +373,7 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise CapabilityError("none")
         return Capability(FakeKernels(), version=version)
 
-    monkeypatch.setattr("overlay.bringers.read_capability", fake)
+    monkeypatch.setattr("overlay.kernels.bringers.read_capability", fake)
     return read
 
 
@@ -638,7 +638,7 @@ def test_sources_that_arent_understood_have_an_exit_code_of_their_own(
         del tree
         return Capability(None, version=version, trouble="written anew")
 
-    monkeypatch.setattr("overlay.preflight.read_capability", fake)
+    monkeypatch.setattr("overlay.kernels.preflight.read_capability", fake)
     code, out, err = invoke(capfd, "preflight", "infernal", "glm-tp8-dcp4")
     assert code == 23
     assert "written anew" in out

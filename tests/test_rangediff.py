@@ -4,15 +4,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from overlay.patch import parse_patch
-from overlay.rangediff import Way, compare, difference
+from overlay.patches.patch import parse_patch
+from overlay.patches.rangediff import Way, compare, difference
 from tests.conftest import numbered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from overlay.patch import Patch
-    from overlay.rangediff import Change
+    from overlay.patches.patch import Patch
+    from overlay.patches.rangediff import Change
     from tests.conftest import File, Repo
 
     Make = Callable[..., Patch]

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from overlay.checks.receipt import Receipt, hash_inputs, judge, read_receipts
 from overlay.errors import CheckError
-from overlay.receipt import Receipt, hash_inputs, judge, read_receipts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +59,7 @@ def run_checks(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]
         head = tmp_path / "head.json"
         told = {**HEAD, "folder": str(tmp_path / "receipts" / "tiny"), "tests": ["checks"]}
         head.write_text(json.dumps(told))
-        argv = (sys.executable, "-m", "pytest", "-p", "overlay.receipt_plugin", "-p",
+        argv = (sys.executable, "-m", "pytest", "-p", "overlay.checks.receipt_plugin", "-p",
                 "no:cacheprovider", *(words or ("checks",)))  # fmt: skip
         env = {**os.environ, **QUICK, "OVERLAY_RECEIPT": str(head)}
         return subprocess.run(
@@ -184,7 +184,7 @@ def test_without_a_head_the_plugin_does_nothing(tmp_path: Path) -> None:
         "-m",
         "pytest",
         "-p",
-        "overlay.receipt_plugin",
+        "overlay.checks.receipt_plugin",
         "-p",
         "no:cacheprovider",
     )
@@ -199,7 +199,7 @@ def test_without_a_head_the_plugin_does_nothing(tmp_path: Path) -> None:
 
 def test_the_plugin_needs_nothing_but_pytest() -> None:
     """It runs in environments without this project's dependencies."""
-    tree = ast.parse((ROOT / "overlay" / "receipt_plugin.py").read_bytes())
+    tree = ast.parse((ROOT / "overlay" / "checks" / "receipt_plugin.py").read_bytes())
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -207,8 +207,9 @@ def test_the_plugin_needs_nothing_but_pytest() -> None:
         elif isinstance(node, ast.ImportFrom):
             names.add((node.module or "").partition(".")[0])
     assert names - {"pytest"} <= sys.stdlib_module_names
-    package = ast.parse((ROOT / "overlay" / "__init__.py").read_bytes())
-    assert not [n for n in ast.walk(package) if isinstance(n, ast.Import)]
+    for package in ("__init__.py", "checks/__init__.py"):
+        imported = ast.walk(ast.parse((ROOT / "overlay" / package).read_bytes()))
+        assert not [node for node in imported if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def test_a_card_is_recorded_and_names_the_file(

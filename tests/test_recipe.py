@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay.errors import RecipeError
-from overlay.recipe import _TABLES, Recipe, find_recipes, override, read_recipe
+from overlay.kernels.recipe import _TABLES, Recipe, find_recipes, override, read_recipe
 
 if TYPE_CHECKING:
-    from overlay.line import Strict
+    from overlay.lines.line import Strict
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "images" / "recipes"

@@ -7,11 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from overlay import download, index, pipconfig, releases
 from overlay.errors import LineError, SourceError, UnavailableError
-from overlay.line import File, read_line
-from overlay.pipconfig import PipConfig
-from overlay.releases import (
+from overlay.lines.line import File, read_line
+from overlay.report import Reporter
+from overlay.sources import download, index, pipconfig, releases
+from overlay.sources.pipconfig import PipConfig
+from overlay.sources.releases import (
     UNRELEASED,
     is_released,
     known_pins,
@@ -21,9 +22,8 @@ from overlay.releases import (
     released,
     with_pin,
 )
-from overlay.report import Reporter
-from overlay.source import Sources
-from overlay.store import cache_folder
+from overlay.sources.source import Sources
+from overlay.trees.store import cache_folder
 from tests.support.servers import IndexServer, index_server
 from tests.support.tiny import Tiny, make_sdist
 

@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlay.errors import MoveError
-from overlay.match import Entry
-from overlay.resolutions import Resolutions, marker_lines
-from overlay.threeway import Conflict, Merger
+from overlay.moving.resolutions import Resolutions, marker_lines
+from overlay.moving.threeway import Conflict, Merger
+from overlay.trees.match import Entry
 from tests.conftest import numbered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from overlay.store import Store
+    from overlay.trees.store import Store
 
 ABOUT = "Patch: p\nLine: l\nMove: vllm 1 to 2"
 

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from overlay.line import read_line
-from overlay.review import as_markdown, as_text, review
-from overlay.revision import line_at
+from overlay.lines.line import read_line
+from overlay.lines.revision import line_at
+from overlay.patches.review import as_markdown, as_text, review
 from tests.support.tiny import TRAILERS, git
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def test_markdown_stays_below_what_a_summary_may_hold(
     project.edit("The reason.", "A better reason.", "vllm/second.patch")
     found = review("tiny", before, read_line(project.patches, "tiny"))
     assert "too long" not in as_markdown(found, "a", None)
-    monkeypatch.setattr("overlay.review._MAX_MARKDOWN", 900)
+    monkeypatch.setattr("overlay.patches.review._MAX_MARKDOWN", 900)
     short = as_markdown(found, "a", None)
     assert re.search(r"^[12] more differences are too long for this page\.$", short, re.MULTILINE)
     assert len(short) < 1200

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from overlay.git import MIN_GIT
+from overlay.trees.git import MIN_GIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from overlay.apply import apply_series
-from overlay.archive import read_archive
-from overlay.index import fetch_release
-from overlay.line import PROJECTS, UPSTREAMS, Line, Upstream, read_line
-from overlay.match import Verdict
+from overlay.lines.line import PROJECTS, UPSTREAMS, Line, Upstream, read_line
 from overlay.report import Reporter
-from overlay.store import Store, cache_folder
+from overlay.sources.archive import read_archive
+from overlay.sources.index import fetch_release
+from overlay.trees.apply import apply_series
+from overlay.trees.match import Verdict
+from overlay.trees.store import Store, cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from overlay.store import Commit
+    from overlay.trees.store import Commit
     from tests.conftest import Repo
 
 pytestmark = pytest.mark.real

@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay.app import App
-from overlay.capability import Phase
-from overlay.memory import local_tokens, memory
-from overlay.pipeline import apply_line
-from overlay.recipe import Recipe, find_recipes, read_recipe
+from overlay.kernels.capability import Phase
+from overlay.kernels.memory import local_tokens, memory
+from overlay.kernels.recipe import Recipe, find_recipes, read_recipe
+from overlay.kernels.shapes import captured, derive, graph_sizes
 from overlay.report import Reporter
-from overlay.shapes import captured, derive, graph_sizes
-from overlay.store import StoredTree
+from overlay.trees.pipeline import apply_line
+from overlay.trees.store import StoredTree
 
 if TYPE_CHECKING:
-    from overlay.shapes import Shapes
+    from overlay.kernels.shapes import Shapes
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "images" / "recipes"

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from overlay.line import read_line
+from overlay.lines.line import read_line
 from overlay.report import Reporter
-from overlay.source import Sources, read_folder
-from overlay.store import Store, cache_folder
+from overlay.sources.source import Sources, read_folder
+from overlay.trees.store import Store, cache_folder
 from tests.support.servers import GitServer, git_server
 from tests.support.tiny import VERSIONS, VLLM_FILES, git, make_sdist
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from overlay.match import Entry
+from overlay.trees.match import Entry
 from tests.static.api import Absent, Api, Unresolved, misfit
 from tests.static.calls import find_calls, lazy_wrappers
 from tests.static.fakes import Calls, Tensor

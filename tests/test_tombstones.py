@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from overlay import tombstones
 from overlay.errors import LineError
-from overlay.patch import parse_patch
-from overlay.tombstones import Tombstone
+from overlay.moving import tombstones
+from overlay.moving.tombstones import Tombstone
+from overlay.patches.patch import parse_patch
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from overlay.patch import Patch
+    from overlay.patches.patch import Patch
     from tests.conftest import Repo
 
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from overlay.carry import Carried
 from overlay.errors import UnavailableError
-from overlay.evidence import Postconditions, find_postconditions, judge
-from overlay.history import FileChange, History, UpstreamCommit
-from overlay.line import read_line
-from overlay.match import Verdict
-from overlay.ondemand import OnDemandTree
+from overlay.lines.line import read_line
+from overlay.moving.carry import Carried
+from overlay.moving.evidence import Postconditions, find_postconditions, judge
+from overlay.moving.history import FileChange, History, UpstreamCommit
 from overlay.report import Reporter
-from overlay.source import Sources
+from overlay.sources.ondemand import OnDemandTree
+from overlay.sources.source import Sources
+from overlay.trees.match import Verdict
 from tests.support.carrying import Memory, series
 from tests.support.tiny import VLLM_FILES, git
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from overlay.patch import Patch
+    from overlay.patches.patch import Patch
     from tests.conftest import Ran, Repo
     from tests.support.tiny import Tiny
 
@@ -375,7 +375,7 @@ class FakePostcondition:
 
 
 def has(*paths: str) -> dict[Any, Any]:
-    from overlay.match import Entry
+    from overlay.trees.match import Entry
 
     files = {path.encode(): Entry(mode=0o100644, data=b"") for path in paths}
     return {"vllm": Memory(files), "flashinfer": Memory({})}

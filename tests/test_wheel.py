@@ -19,10 +19,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from overlay import distinfo, rawzip, wheel
 from overlay.errors import MachineError, OverlayError, SourceError, WheelError
 from overlay.report import Reporter
-from overlay.wheel import Change, flashinfer_build_meta, overlay_wheel, vllm_version_file
+from overlay.wheels import distinfo, rawzip, wheel
+from overlay.wheels.wheel import Change, flashinfer_build_meta, overlay_wheel, vllm_version_file
 from tests.support.wheels import (
     canonical,
     info_files,
@@ -147,7 +147,7 @@ _AGAIN = """
 import os, sys
 from pathlib import Path
 from overlay.report import Reporter
-from overlay.wheel import Change, overlay_wheel
+from overlay.wheels.wheel import Change, overlay_wheel
 base, digest, out, version, record = sys.argv[1:]
 os.umask(int(os.environ["MASK"], 8))
 overlay_wheel(Path(base), digest, Path(out), version=version, record=record.encode(),
@@ -670,7 +670,7 @@ def test_a_run_that_is_killed_leaves_nothing_that_hinders(base: Path, tmp_path: 
     out = tmp_path / "out"
     code = _AGAIN.replace(
         "base, digest",
-        "from overlay import rawzip\n"
+        "from overlay.wheels import rawzip\n"
         "import time\n"
         "rawzip.Writer.close = lambda self: (self._flush(), time.sleep(60))\n"
         "base, digest",

@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from overlay import distinfo, layout
-from overlay.index import fetch_release
-from overlay.inspect import inspect_wheel
-from overlay.line import PROJECTS, Pin, Settings, Upstream, read_line, read_toml
-from overlay.pipeline import apply_line
+from overlay.lines.line import PROJECTS, Pin, Settings, Upstream, read_line, read_toml
 from overlay.report import Reporter
-from overlay.source import Sources
-from overlay.store import cache_folder
-from overlay.wheel import Change, flashinfer_build_meta, overlay_wheel, vllm_version_file
-from overlay.wheels import build_wheels
+from overlay.sources.index import fetch_release
+from overlay.sources.source import Sources
+from overlay.trees.pipeline import apply_line
+from overlay.trees.store import cache_folder
+from overlay.wheels import distinfo, layout
+from overlay.wheels.inspect import inspect_wheel
+from overlay.wheels.linewheels import build_wheels
+from overlay.wheels.wheel import Change, flashinfer_build_meta, overlay_wheel, vllm_version_file
 from tests.support.wheels import canonical, effect
 
 if TYPE_CHECKING:
@@ -333,7 +333,7 @@ print(env.FLASHINFER_WORKSPACE_DIR)
 def test_what_flashinfer_says_to_the_version_at_import(
     series: str, release: Release, tmp_path: Path
 ) -> None:
-    """See ``overlay.distinfo.flashinfer_build_meta`` for why it is what we want."""
+    """See ``overlay.wheels.distinfo.flashinfer_build_meta`` for why it is what we want."""
     case = FLASHINFER
     root = tmp_path / "tree"
     nothing = Case(case.upstream, case.version_file, case.rewrite, {}, {})

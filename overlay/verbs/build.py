@@ -15,9 +15,9 @@ from overlay.app import App, reaches_sources, told_with, verb
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from overlay.apply import Patched
-    from overlay.line import Line, Upstream
-    from overlay.lock import Lock
+    from overlay.lines.line import Line, Upstream
+    from overlay.lines.lock import Lock
+    from overlay.trees.apply import Patched
 
 
 @verb(
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 @reaches_sources
 def fetch(app: App, line: str, wheels: bool) -> None:
     """Get everything that LINE needs into the cache, so that the rest works offline."""
-    from overlay.line import UPSTREAMS
-    from overlay.lock import read_lock
+    from overlay.lines.line import UPSTREAMS
+    from overlay.lines.lock import read_lock
 
     read, sources = app.line(line), app.sources
     lock = read_lock(read)
@@ -150,7 +150,7 @@ def verify(app: App, line: str) -> None:
 @reaches_sources
 def wheel(app: App, line: str, out: Path | None, relock: bool) -> None:
     """Build LINE's two wheels: patched vLLM and patched FlashInfer."""
-    from overlay.wheels import build_wheels
+    from overlay.wheels.linewheels import build_wheels
 
     read, sources = app.line(line), app.sources
     patched = _apply(app, read)
@@ -178,15 +178,15 @@ def _remove_earlier(app: App, folder: Path, built: set[Path]) -> None:
 
 
 def _apply(app: App, line: Line, *, use_states: bool = True) -> dict[Upstream, Patched]:
-    from overlay.pipeline import apply_line
+    from overlay.trees.pipeline import apply_line
 
     return apply_line(line, app.sources, use_states=use_states)
 
 
 def _settle(app: App, line: Line, patched: Mapping[Upstream, Patched], *, relock: bool) -> Lock:
     """The lock that ``patched`` agrees with: written now, or read and checked."""
-    from overlay.apply import refuse_bad
-    from overlay.lock import check_lock, make_lock, read_lock, write_lock
+    from overlay.lines.lock import check_lock, make_lock, read_lock, write_lock
+    from overlay.trees.apply import refuse_bad
 
     for upstream, state in patched.items():
         refuse_bad(state.tree, line.name, upstream)

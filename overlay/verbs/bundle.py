@@ -32,12 +32,12 @@ def bundle(app: App, line: str, out: Path | None, python: str) -> None:
     There: unpack it and run 'bash run.sh OUT'. Packages come from pip, so the network is needed
     here, unless a find-links folder has them.
     """
-    from overlay.apply import refuse_bad
-    from overlay.bundle import make_bundle
-    from overlay.checks import find_session, receipt_head, root_of
-    from overlay.lock import check_lock, read_lock
-    from overlay.pipeline import apply_line
-    from overlay.wheels import build_wheels
+    from overlay.checks.bundle import make_bundle
+    from overlay.checks.sessions import find_session, receipt_head, root_of
+    from overlay.lines.lock import check_lock, read_lock
+    from overlay.trees.apply import refuse_bad
+    from overlay.trees.pipeline import apply_line
+    from overlay.wheels.linewheels import build_wheels
 
     read = app.line(line)
     patched = apply_line(read, app.sources)

@@ -11,8 +11,8 @@ from overlay.app import App, reaches_sources, verb
 from overlay.errors import CapabilityError
 
 if TYPE_CHECKING:
-    from overlay.capability import Capability
-    from overlay.shapegrid import Family
+    from overlay.kernels.capability import Capability
+    from overlay.kernels.shapegrid import Family
 
 
 @verb(
@@ -35,7 +35,7 @@ def capability(app: App, line: str, version: str | None) -> None:
     No GPU, compiler or version number is asked: the sources are evaluated. What they don't say
     plainly is shown as unknown, which is not supported. Exit code 20 if there are no such kernels.
     """
-    from overlay.shapegrid import EXTRAS, HEADS, PAGES, TOPK, ask_grid, listed
+    from overlay.kernels.shapegrid import EXTRAS, HEADS, PAGES, TOPK, ask_grid, listed
 
     found, patched = _read(app, line, version)
     if found.trouble:
@@ -63,11 +63,11 @@ def capability(app: App, line: str, version: str | None) -> None:
 
 def _read(app: App, line: str, version: str | None) -> tuple[Capability, bool]:
     """The capability, and whether it is of a patched tree."""
-    from overlay.apply import refuse_bad
-    from overlay.capability import read_capability
-    from overlay.pipeline import apply_line
-    from overlay.releases import known_pins, pin_release, with_pin
-    from overlay.store import StoredTree
+    from overlay.kernels.capability import read_capability
+    from overlay.sources.releases import known_pins, pin_release, with_pin
+    from overlay.trees.apply import refuse_bad
+    from overlay.trees.pipeline import apply_line
+    from overlay.trees.store import StoredTree
 
     read = app.line(line)
     if version is None:
@@ -83,7 +83,7 @@ def _read(app: App, line: str, version: str | None) -> tuple[Capability, bool]:
 
 
 def _rows(family: Family) -> list[tuple[str, ...]]:
-    from overlay.shapegrid import listed
+    from overlay.kernels.shapegrid import listed
 
     head = (family.phase, family.model)
     rows: list[tuple[str, ...]] = [

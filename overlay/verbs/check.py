@@ -11,8 +11,8 @@ from overlay.app import App, reaches_sources, told_with, verb
 from overlay.errors import CheckError, OverlayError
 
 if TYPE_CHECKING:
-    from overlay.line import Line
-    from overlay.receipt import Standing
+    from overlay.checks.receipt import Standing
+    from overlay.lines.line import Line
 
 
 @verb(
@@ -43,10 +43,10 @@ def check(
     A session that passed on the same digest with the same tests is not run again. A run of part
     of the tests writes no receipt.
     """
-    from overlay.apply import refuse_bad
-    from overlay.checks import find_session, run_session, settled
-    from overlay.lock import check_lock, read_lock
-    from overlay.pipeline import apply_line
+    from overlay.checks.sessions import find_session, run_session, settled
+    from overlay.lines.lock import check_lock, read_lock
+    from overlay.trees.apply import refuse_bad
+    from overlay.trees.pipeline import apply_line
 
     wanted, read = find_session(session), app.line(line)
     patched = apply_line(read, app.sources)
@@ -81,7 +81,7 @@ def status(app: App, lines: tuple[str, ...]) -> None:
 
     Only a receipt for the line's own digest counts; others are shown as stale.
     """
-    from overlay.line import find_lines
+    from overlay.lines.line import find_lines
 
     rows: list[dict[str, Any]] = []
     faults: list[OverlayError] = []
@@ -106,7 +106,7 @@ def status(app: App, lines: tuple[str, ...]) -> None:
 
 def _line_status(line: Line) -> list[dict[str, Any]]:
     """A row a receipt, and one for each session that has none."""
-    from overlay.checks import SESSIONS, locked_digest, standings
+    from overlay.checks.sessions import SESSIONS, locked_digest, standings
     from overlay.errors import LockError
 
     try:
@@ -123,7 +123,7 @@ def _line_status(line: Line) -> list[dict[str, Any]]:
 
 
 def _standing(one: Standing | CheckError) -> dict[str, Any]:
-    from overlay.receipt import to_document
+    from overlay.checks.receipt import to_document
 
     if isinstance(one, CheckError):
         return {"state": "unreadable", "problem": f"{one.what}: {one.why}"}

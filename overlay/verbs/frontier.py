@@ -16,8 +16,8 @@ from overlay.verbs.verdicts import clones_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from overlay.frontier import Column, Frontier
-    from overlay.line import Line, Upstream
+    from overlay.lines.line import Line, Upstream
+    from overlay.moving.frontier import Column, Frontier
 
 SUFFIXES = (".svg", ".png", ".md")
 
@@ -62,7 +62,7 @@ def frontier(
 
     Nothing of the line changes. Versions that the cache lacks are downloaded and imported.
     """
-    from overlay.line import UPSTREAMS
+    from overlay.lines.line import UPSTREAMS
 
     if (versions or bounds) and upstream is None:
         raise click.UsageError("--versions and --range need --upstream")
@@ -98,8 +98,8 @@ def _find(
     app: App, line: Line, upstream: Upstream, named: tuple[str, ...], bounds: tuple[str, str],
     pre: bool, clone: Path | None,
 ) -> Frontier:  # fmt: skip
-    from overlay.frontier import choose_versions, find_frontier
-    from overlay.releases import known_pins, released
+    from overlay.moving.frontier import choose_versions, find_frontier
+    from overlay.sources.releases import known_pins, released
 
     pin = line.pin(upstream).version
     listed: Sequence[str] = [known.version for known in known_pins(app.root, upstream)]
@@ -109,7 +109,7 @@ def _find(
     found = find_frontier(line, upstream, app.sources, versions, root=app.root, clone=clone)
     if clone is None:
         return found
-    from overlay.culprit import find_culprits
+    from overlay.moving.culprit import find_culprits
 
     return find_culprits(line, found, app.sources, clone)
 
@@ -124,7 +124,7 @@ def _check_outs(outs: Sequence[Path], upstreams: int) -> None:
         if out.suffix != ".md" and upstreams > 1:
             raise click.UsageError(f"--out {out}: a picture shows one series: say --upstream")
         if out.suffix == ".png":
-            from overlay.picture import renderer
+            from overlay.moving.picture import renderer
 
             renderer()
 
@@ -135,7 +135,7 @@ def _write(out: Path, found: Sequence[Frontier]) -> None:
     if out.suffix == ".md":
         data = "\n".join(_markdown(each) for each in found).encode()
     else:
-        from overlay.picture import draw_png, draw_svg
+        from overlay.moving.picture import draw_png, draw_svg
 
         data = draw_svg(found[0])
         if out.suffix == ".png":
@@ -146,7 +146,7 @@ def _write(out: Path, found: Sequence[Frontier]) -> None:
 
 def _show(app: App, found: Frontier) -> None:
     """A grid on a terminal; elsewhere a line a cell, which needs no heading to be understood."""
-    from overlay.frontier import sentence
+    from overlay.moving.frontier import sentence
 
     if sys.stdout.isatty():
         heads = [f"{c.version}{' (pin)' if c.version == found.pin else ''}" for c in found.columns]
@@ -194,7 +194,7 @@ def _grid(found: Frontier) -> list[tuple[str, ...]]:
 
 def _breaks(found: Frontier) -> list[tuple[str, ...]]:
     """A row a patch: where it stops going along, and why."""
-    from overlay.frontier import breaker
+    from overlay.moving.frontier import breaker
 
     rows: list[tuple[str, ...]] = []
     for name in found.patches:
@@ -206,7 +206,7 @@ def _breaks(found: Frontier) -> list[tuple[str, ...]]:
 
 
 def _markdown(found: Frontier) -> str:
-    from overlay.frontier import sentence
+    from overlay.moving.frontier import sentence
 
     def row(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
@@ -225,7 +225,7 @@ def _markdown(found: Frontier) -> str:
 
 
 def _document(found: Frontier) -> dict[str, Any]:
-    from overlay.frontier import breaker
+    from overlay.moving.frontier import breaker
 
     patches = []
     for name in found.patches:

@@ -14,9 +14,9 @@ from overlay.app import App, reaches_sources, verb
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from overlay.importer import Read
-    from overlay.line import Line, Upstream
-    from overlay.source import Base
+    from overlay.lines.line import Line, Upstream
+    from overlay.patches.importer import Read
+    from overlay.sources.source import Base
 
 
 @verb(
@@ -52,8 +52,8 @@ def import_patches(
     (git format-patch), or a file with one mail or several. All of them must apply, strictly;
     else each that doesn't is named, and nothing is written.
     """
-    from overlay.foreign import Defaults, check_author
-    from overlay.importer import import_series, read_patches
+    from overlay.patches.foreign import Defaults, check_author
+    from overlay.patches.importer import import_series, read_patches
 
     read = app.line(line)
     defaults = Defaults(
@@ -84,7 +84,7 @@ def import_patches(
 
 def _base(app: App, line: Line, upstream: Upstream, found: Sequence[Read]) -> Base:
     """The base tree, with the contents that the new patches touch too."""
-    from overlay.lock import read_lock
+    from overlay.lines.lock import read_lock
 
     lock = read_lock(line)
     patches = (*line.series[upstream], *(each.patch for each in found if each.patch is not None))

@@ -12,10 +12,10 @@ from overlay.app import App, told_with, verb
 from overlay.errors import MachineError, OverlayError, WheelError
 
 if TYPE_CHECKING:
-    from overlay.cache import Keep
-    from overlay.inspect import Inspection
-    from overlay.line import Line, Pin, Upstream
-    from overlay.patch import Patch
+    from overlay.lines.line import Line, Pin, Upstream
+    from overlay.patches.patch import Patch
+    from overlay.sources.cache import Keep
+    from overlay.wheels.inspect import Inspection
 
 
 @verb(
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 )
 def lines(app: App) -> None:
     """List the lines: pins, number of patches, digest."""
-    from overlay.line import UPSTREAMS, find_lines
-    from overlay.lock import read_lock
+    from overlay.lines.line import UPSTREAMS, find_lines
+    from overlay.lines.lock import read_lock
 
     found: list[dict[str, Any]] = []
     row: dict[str, Any]
@@ -94,7 +94,7 @@ def show(app: App, line: str, patch: str | None, diff: bool) -> None:
 
 
 def _show_line(app: App, line: Line) -> None:
-    from overlay.line import UPSTREAMS
+    from overlay.lines.line import UPSTREAMS
 
     settings = line.settings
     if app.report.as_json:
@@ -132,7 +132,7 @@ def _show_line(app: App, line: Line) -> None:
 
 
 def _show_patch(app: App, upstream: Upstream, patch: Patch) -> None:
-    from overlay.paths import quote_path
+    from overlay.patches.paths import quote_path
 
     files = "\n".join(f"  {d.kind}: {quote_path(d.path)}" for d in patch.files)
     app.report.text(
@@ -149,7 +149,7 @@ def _pin_document(pin: Pin) -> dict[str, Any]:
 
 
 def _patch_document(upstream: Upstream, patch: Patch) -> dict[str, Any]:
-    from overlay.paths import quote_path
+    from overlay.patches.paths import quote_path
 
     return {
         "upstream": upstream,
@@ -185,7 +185,7 @@ def inspect(app: App, wheels: tuple[Path, ...], installed: bool, python: Path | 
     Patched files are held against the record, all others against upstream's own wheel if the
     cache has it (see fetch), else against the wheel's RECORD.
     """
-    from overlay.inspect import inspect_installed, inspect_wheel
+    from overlay.wheels.inspect import inspect_installed, inspect_wheel
 
     if bool(wheels) == installed:
         raise click.UsageError("name wheel files, or say --installed")
@@ -218,10 +218,10 @@ def inspect(app: App, wheels: tuple[Path, ...], installed: bool, python: Path | 
 
 def _against_upstream(app: App, one: Inspection) -> Inspection:
     """Hold unpatched files against upstream's wheel too, where the cache has it."""
-    from overlay.baseline import check_baseline, upstream_of
-    from overlay.index import fetch_release
-    from overlay.inspect import Problem
-    from overlay.line import PROJECTS
+    from overlay.lines.line import PROJECTS
+    from overlay.sources.index import fetch_release
+    from overlay.wheels.baseline import check_baseline, upstream_of
+    from overlay.wheels.inspect import Problem
 
     upstream = upstream_of(one)
     if upstream is None or one.record is None:
@@ -241,7 +241,7 @@ def _against_upstream(app: App, one: Inspection) -> Inspection:
 
 
 def _inspection_row(one: Inspection) -> tuple[str, ...]:
-    from overlay.line import PROJECTS
+    from overlay.lines.line import PROJECTS
 
     record = one.record or {}
     series = record.get("series", {})
@@ -324,7 +324,7 @@ def cache(app: App, action: str, dry_run: bool, days: float, everything: bool) -
     if action == "list":
         _list_cache(app)
         return
-    from overlay.cache import collect
+    from overlay.sources.cache import collect
 
     done = collect(
         app.cache, keep=_keep(app), days=days, everything=everything, dry_run=dry_run
@@ -346,7 +346,7 @@ def cache(app: App, action: str, dry_run: bool, days: float, everything: bool) -
 
 
 def _list_cache(app: App) -> None:
-    from overlay.cache import describe
+    from overlay.sources.cache import describe
 
     items = describe(app.cache)
     if app.report.as_json:
@@ -366,9 +366,9 @@ def _list_cache(app: App) -> None:
 
 def _keep(app: App) -> Keep:
     """What the lines at hand stand on; a line that can't be read stops the collection."""
-    from overlay.apply import tip_ref
-    from overlay.cache import Keep
-    from overlay.line import UPSTREAMS, find_lines
+    from overlay.lines.line import UPSTREAMS, find_lines
+    from overlay.sources.cache import Keep
+    from overlay.trees.apply import tip_ref
 
     refs: dict[Upstream, set[str]] = {upstream: set() for upstream in UPSTREAMS}
     downloads = set()

@@ -15,9 +15,9 @@ from overlay.errors import LineError, LintError, OverlayError, PatchError, Sourc
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from overlay.apply import Patched
-    from overlay.line import Line, Upstream
-    from overlay.source import Base
+    from overlay.lines.line import Line, Upstream
+    from overlay.sources.source import Base
+    from overlay.trees.apply import Patched
 
 UPSTREAM = click.Choice(["vllm", "flashinfer"])
 
@@ -37,9 +37,9 @@ UPSTREAM = click.Choice(["vllm", "flashinfer"])
 @reaches_sources
 def checkout(app: App, line: str, upstream: Upstream, folder: Path, at: str | None) -> None:
     """Make FOLDER a git worktree of LINE's patched UPSTREAM, one commit a patch."""
-    from overlay.checkout import BASE_TAG
-    from overlay.checkout import checkout as make
-    from overlay.pipeline import apply_line
+    from overlay.patches.checkout import BASE_TAG
+    from overlay.patches.checkout import checkout as make
+    from overlay.trees.pipeline import apply_line
 
     read = app.line(line)
     state = apply_line(read, app.sources, upstreams=[upstream])[upstream]
@@ -83,7 +83,7 @@ def export(
 
     Unchanged patches keep their bytes. Nothing is written when something would be lost.
     """
-    from overlay.export import export as write
+    from overlay.patches.export import export as write
 
     read = app.line(line)
     base = _base(app, read, upstream)
@@ -134,7 +134,7 @@ def new(
     author: str | None,
 ) -> None:
     """Append a diff or mail to LINE's UPSTREAM series as patch NAME; or make a line (--like)."""
-    from overlay.new import new_line, new_patch
+    from overlay.lines.new import new_line, new_patch
 
     if like is not None:
         if upstream or name:
@@ -165,7 +165,7 @@ def _say_new(app: App, line: str, path: Path, text: str) -> None:
 
 
 def _base(app: App, line: Line, upstream: Upstream) -> Base:
-    from overlay.lock import read_lock
+    from overlay.lines.lock import read_lock
 
     lock = read_lock(line)
     return app.sources.base(line, upstream, lock.known_trees(upstream) if lock else {})
@@ -186,8 +186,8 @@ def lint(app: App, lines: tuple[str, ...]) -> None:
     Text is checked always; offsets, fuzz and index lines only where the line's sources are in
     the cache (see fetch). Never touches the network.
     """
-    from overlay.line import find_lines
-    from overlay.lint import lint_line
+    from overlay.lines.line import find_lines
+    from overlay.lines.lint import lint_line
 
     names = lines or find_lines(app.root)
     if not names:  # a success would say that something was looked at
@@ -238,8 +238,8 @@ def lint(app: App, lines: tuple[str, ...]) -> None:
 
 def _trees(app: App, name: str) -> Mapping[Upstream, Patched] | OverlayError:
     """What applying gives with what is in the cache; or why it gives nothing."""
-    from overlay.pipeline import apply_line
-    from overlay.source import Sources
+    from overlay.sources.source import Sources
+    from overlay.trees.pipeline import apply_line
 
     try:
         sources = Sources(cache=app.cache, report=app.report, offline=True)

@@ -15,9 +15,9 @@ from overlay.verbs.verdicts import clones_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from overlay.journal import Journal
-    from overlay.line import Upstream
-    from overlay.move import Move
+    from overlay.lines.line import Upstream
+    from overlay.moving.journal import Journal
+    from overlay.moving.move import Move
 
 _ACTIONS = ("status", "resolve", "continue", "skip", "abort", "save")
 
@@ -77,7 +77,7 @@ def move(
     said.
     """
     from overlay.files import locked
-    from overlay.finish import recover
+    from overlay.moving.finish import recover
 
     given = dict(zip(_ACTIONS, (status, resolve, go_on, skip, abort, save), strict=True))
     asked = [name for name, value in given.items() if value not in (None, False)]
@@ -127,7 +127,7 @@ def _check_usage(
 
 
 def _only_move(app: App) -> str:
-    from overlay.journal import find_moves
+    from overlay.moving.journal import find_moves
 
     found = find_moves(app.root)
     if len(found) == 1:
@@ -145,8 +145,8 @@ def _begin(
     to: str | None,
     clones: Mapping[Upstream, Path],
 ) -> None:
-    from overlay.journal import Journal, begin, moving, read_journal
-    from overlay.move import check_new_name, target_id, target_pin, work_out
+    from overlay.moving.journal import Journal, begin, moving, read_journal
+    from overlay.moving.move import check_new_name, target_id, target_pin, work_out
 
     line = app.line(name)
     pin = target_pin(app.root, app.sources, line, upstream, target)
@@ -175,7 +175,7 @@ class _Going:
     def __init__(
         self, app: App, name: str, upstream: Upstream | None, clones: Mapping[Upstream, Path]
     ) -> None:
-        from overlay.journal import read_journal
+        from overlay.moving.journal import read_journal
 
         self._app = app
         self._line = app.line(name)
@@ -197,7 +197,7 @@ class _Going:
 
     def worked(self) -> Move:
         """The move, worked out anew."""
-        from overlay.move import work_out
+        from overlay.moving.move import work_out
 
         return work_out(self._app.root, self._line, self.journal, self._app.sources, self._clones)
 
@@ -209,7 +209,7 @@ class _Going:
 
     def save(self) -> None:
         """Let git take it."""
-        from overlay.journal import save
+        from overlay.moving.journal import save
         from overlay.verbs.showmove import document, table
 
         move = self.worked()
@@ -225,8 +225,8 @@ class _Going:
 
     def abort(self) -> None:
         """Give it up."""
-        from overlay.journal import end, moving
-        from overlay.line import read_line
+        from overlay.lines.line import read_line
+        from overlay.moving.journal import end, moving
 
         name = self._line.name
         if not moving(self._line.folder):
@@ -239,7 +239,7 @@ class _Going:
 
     def skip(self, patch: str, reason: str) -> None:
         """Leave a patch behind."""
-        from overlay.journal import Decision, decide
+        from overlay.moving.journal import Decision, decide
 
         move = self.worked()
         of = move.patch(patch)
@@ -250,7 +250,7 @@ class _Going:
 
     def resolve(self, name: str, folder: Path | None) -> None:
         """Make a worktree with a patch's conflicts."""
-        from overlay.move import open_patch, resolving_folder
+        from overlay.moving.move import open_patch, resolving_folder
 
         app, move = self._app, self.worked()
         patch = move.patch(name)
@@ -268,8 +268,8 @@ class _Going:
 
     def go_on(self, folder: Path | None) -> None:
         """Take what was resolved, and end the move if nothing waits any more."""
-        from overlay.journal import Decision, decide
-        from overlay.resolved import record, resolutions_in
+        from overlay.moving.journal import Decision, decide
+        from overlay.moving.resolved import record, resolutions_in
         from overlay.verbs.showmove import document, table
 
         app, move = self._app, self.worked()
@@ -300,7 +300,7 @@ class _Going:
 
 def _go(app: App, move: Move, *, evidence: bool = False) -> None:
     """End the move if nothing waits, else say what does."""
-    from overlay.finish import finish
+    from overlay.moving.finish import finish
     from overlay.verbs.showmove import document, table, tell
 
     if not move.waiting:

@@ -13,10 +13,10 @@ from overlay.app import App, reaches_sources, told_with, verb
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from overlay.line import Line
-    from overlay.memory import Memory
-    from overlay.preflight import Preflight
-    from overlay.recipe import Recipe
+    from overlay.kernels.memory import Memory
+    from overlay.kernels.preflight import Preflight
+    from overlay.kernels.recipe import Recipe
+    from overlay.lines.line import Line
 
 SUFFIXES = (".svg", ".png", ".md")
 
@@ -44,9 +44,9 @@ def _takes_recipes(function: Callable[..., Any]) -> Callable[..., Any]:
 @_takes_recipes
 def shapes(app: App, recipe: str, settings: tuple[str, ...], folder: Path | None) -> None:
     """Derive every call of the sparse-MLA kernels that RECIPE can lead to. Asks no source."""
-    from overlay.memory import memory
-    from overlay.recipe import read_recipe
-    from overlay.shapes import derive
+    from overlay.kernels.memory import memory
+    from overlay.kernels.recipe import read_recipe
+    from overlay.kernels.shapes import derive
 
     read = read_recipe(_folder(app, folder), recipe, settings)
     found = derive(read)
@@ -106,10 +106,10 @@ def preflight(
     with commas between them, or 'all'. Exit codes: 0 all can be served, 22 one can't (a kernel is
     missing, or vLLM refuses it), 23 the sources don't say.
     """
-    from overlay.bringers import Bringers
-    from overlay.preflight import Trees, complain
-    from overlay.preflight import preflight as judge
-    from overlay.recipe import find_recipes, read_recipe
+    from overlay.kernels.bringers import Bringers
+    from overlay.kernels.preflight import Trees, complain
+    from overlay.kernels.preflight import preflight as judge
+    from overlay.kernels.recipe import find_recipes, read_recipe
 
     if bool(recipes) == every:
         raise click.UsageError("name recipes, or say --all")
@@ -140,7 +140,7 @@ def preflight(
 
 def _folder(app: App, folder: Path | None) -> Path:
     from overlay.errors import RecipeError
-    from overlay.recipe import FOLDER
+    from overlay.kernels.recipe import FOLDER
 
     found = folder or app.root.resolve().parent / FOLDER
     if not found.is_dir():
@@ -150,9 +150,9 @@ def _folder(app: App, folder: Path | None) -> Path:
 
 def _lines(app: App, text: str, flashinfer: str | None) -> list[Line]:
     """Lines as the user named them, on the FlashInfer that was asked for."""
-    from overlay.bringers import bare
-    from overlay.line import find_lines
-    from overlay.releases import known_pins, pin_release, with_pin
+    from overlay.kernels.bringers import bare
+    from overlay.lines.line import find_lines
+    from overlay.sources.releases import known_pins, pin_release, with_pin
 
     found = []
     words = [word.strip() for word in text.split(",")]
@@ -187,7 +187,7 @@ def _show(app: App, found: Sequence[Preflight]) -> None:
 
 def _show_one(app: App, found: Preflight) -> None:
     """Everything that was asked, and answered."""
-    from overlay.preflight import describe
+    from overlay.kernels.preflight import describe
 
     says = [f"{found.recipe} on {found.line} (FlashInfer {found.flashinfer}): {found.outcome}"]
     says += [f"  {step}" for step in found.shapes.derivation]
@@ -207,7 +207,7 @@ def _show_one(app: App, found: Preflight) -> None:
 
 
 def _show_memory(app: App, memory: Memory) -> None:
-    from overlay.memory import size_text
+    from overlay.kernels.memory import size_text
 
     rows = [
         (part.name, size_text(part.size), size_text(part.alone), part.formula)
@@ -234,20 +234,20 @@ def _check_outs(outs: Sequence[Path]) -> None:
         if not out.parent.is_dir():
             raise click.UsageError(f"--out {out}: no folder {out.parent}")
         if out.suffix == ".png":
-            from overlay.picture import renderer
+            from overlay.moving.picture import renderer
 
             renderer()
 
 
 def _write(out: Path, found: Sequence[Preflight], recipes: dict[str, Recipe]) -> None:
     from overlay.files import machine_errors, write_atomic
-    from overlay.preflightpicture import draw_svg, markdown
+    from overlay.kernels.preflightpicture import draw_svg, markdown
 
     if out.suffix == ".md":
         before = out.read_text(encoding="utf-8") if out.exists() else ""
         data = markdown(found, recipes, before).encode()
     else:
-        from overlay.picture import draw_png
+        from overlay.moving.picture import draw_png
 
         data = draw_svg(found)
         if out.suffix == ".png":

@@ -16,11 +16,11 @@ from overlay.verbs.maintain import UPSTREAM
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from overlay.apply import Patched
-    from overlay.bisect import Bisected
-    from overlay.drop import Dropped
-    from overlay.graph import Graph
-    from overlay.line import Line, Upstream
+    from overlay.lines.line import Line, Upstream
+    from overlay.patches.bisect import Bisected
+    from overlay.patches.drop import Dropped
+    from overlay.patches.graph import Graph
+    from overlay.trees.apply import Patched
 
 
 @verb(
@@ -44,11 +44,11 @@ def graph(app: App, line: str, upstream: Upstream | None, out: Path | None) -> N
     Says where 'Requires:' trailers disagree: what a patch's text needs should be declared; what
     is only declared is needed for what it does, and no text can show that.
     """
-    from overlay.apply import refuse_bad
-    from overlay.graph import derive
-    from overlay.graphpicture import text
-    from overlay.line import UPSTREAMS
-    from overlay.pipeline import apply_line
+    from overlay.lines.line import UPSTREAMS
+    from overlay.patches.graph import derive
+    from overlay.patches.graphpicture import text
+    from overlay.trees.apply import refuse_bad
+    from overlay.trees.pipeline import apply_line
 
     if out is not None and out.suffix not in (".svg", ".png", ".dot"):
         raise click.UsageError(f"--out {out}: the name must end with .svg, .png or .dot")
@@ -80,14 +80,14 @@ def graph(app: App, line: str, upstream: Upstream | None, out: Path | None) -> N
 
 def _draw(line: Line, graphs: Sequence[Graph], out: Path) -> None:
     from overlay.files import machine_errors, write_atomic
-    from overlay.graphpicture import dot, svg
+    from overlay.patches.graphpicture import dot, svg
 
     title = f"{line.name}: " + ", ".join(
         f"{each.upstream} {line.pin(each.upstream).version}" for each in graphs
     )
     data = (dot if out.suffix == ".dot" else svg)(graphs, title).encode()
     if out.suffix == ".png":
-        from overlay.picture import draw_png
+        from overlay.moving.picture import draw_png
 
         data = draw_png(data)
     with machine_errors(out, is_cache=False):
@@ -112,9 +112,9 @@ def drop(app: App, line: str, patches: tuple[str, ...], reason: str, cascade: bo
     Patches after them that met other lines or ids are written anew, the rest keep their bytes.
     A line that agreed with its lock gets a new one.
     """
-    from overlay.drop import drop as take_out
-    from overlay.lock import check_lock, make_lock, read_lock, write_lock
-    from overlay.pipeline import apply_line
+    from overlay.lines.lock import check_lock, make_lock, read_lock, write_lock
+    from overlay.patches.drop import drop as take_out
+    from overlay.trees.pipeline import apply_line
 
     read = app.line(line)
     patched = apply_line(read, app.sources)
@@ -139,7 +139,7 @@ def drop(app: App, line: str, patches: tuple[str, ...], reason: str, cascade: bo
 
 
 def _agrees(line: Line, patched: Mapping[Upstream, Patched]) -> bool:
-    from overlay.lock import check_lock, read_lock
+    from overlay.lines.lock import check_lock, read_lock
 
     try:
         check_lock(line, patched, read_lock(line))
@@ -184,9 +184,9 @@ def bisect(
     set. Exit codes as for 'git bisect run': 0 passes, 125 can't tell, others up to 127 fail,
     more ends the bisection. Exit code 19 when no patch can be named.
     """
-    from overlay.bisect import End
-    from overlay.bisect import bisect as halve
-    from overlay.pipeline import apply_line
+    from overlay.patches.bisect import End
+    from overlay.patches.bisect import bisect as halve
+    from overlay.trees.pipeline import apply_line
 
     read = app.line(line)
     state = apply_line(read, app.sources, upstreams=[upstream])[upstream]
@@ -206,8 +206,8 @@ def bisect(
 
 
 def _no_patch(found: Bisected, command: str) -> BisectError:
-    from overlay.bisect import End
-    from overlay.checkout import BASE_TAG
+    from overlay.patches.bisect import End
+    from overlay.patches.checkout import BASE_TAG
 
     last = found.tried[-1].state
     if found.end is End.GOOD_FAILS:
@@ -249,9 +249,9 @@ def range_diff(app: App, line: str, old: str, new: str | None, markdown: bool) -
     Patches are sorted by what differs: index-only (ids and line numbers), context-only (the lines
     around), content, new, dropped. Only differences in lines and messages are printed.
     """
-    from overlay.line import LINE_FILE
-    from overlay.review import as_markdown, as_text, document, review
-    from overlay.revision import line_at
+    from overlay.lines.line import LINE_FILE
+    from overlay.lines.revision import line_at
+    from overlay.patches.review import as_markdown, as_text, document, review
 
     before = line_at(app.root, line, old)
     if new is not None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from overlay.dossier import evidence as known
-from overlay.journal import is_saved, moving, stale
-from overlay.paths import quote_path
-from overlay.rangediff import Way, difference
+from overlay.moving.dossier import evidence as known
+from overlay.moving.journal import is_saved, moving, stale
+from overlay.patches.paths import quote_path
+from overlay.patches.rangediff import Way, difference
 
 if TYPE_CHECKING:
     from overlay.app import App
-    from overlay.evidence import Dossier
-    from overlay.finish import Finished
-    from overlay.move import Move
+    from overlay.moving.evidence import Dossier
+    from overlay.moving.finish import Finished
+    from overlay.moving.move import Move
 
 
 def tell(app: App, move: Move, done: Finished | None = None) -> None:

@@ -9,11 +9,11 @@ import click
 
 from overlay.app import App, reaches_sources, told_with, verb
 from overlay.errors import MoveError, VerdictError
-from overlay.line import UPSTREAMS, Line, Pin, Upstream, find_lines
+from overlay.lines.line import UPSTREAMS, Line, Pin, Upstream, find_lines
 
 if TYPE_CHECKING:
-    from overlay.evidence import Dossier
-    from overlay.examine import Examined
+    from overlay.moving.evidence import Dossier
+    from overlay.moving.examine import Examined
 
 
 @verb(
@@ -42,7 +42,7 @@ def verdicts(
 
     Nothing is written. Exit code 15 if any patch needs a person.
     """
-    from overlay.examine import Examiner
+    from overlay.moving.examine import Examiner
 
     read = app.line(line)
     wanted: tuple[Upstream, ...] = (upstream,) if upstream else UPSTREAMS
@@ -121,7 +121,7 @@ def clones_of(history: tuple[str, ...]) -> dict[Upstream, Path]:
 
 def _pins(app: App, line: Line, upstream: Upstream | None, at: str | None) -> dict[Upstream, Pin]:
     """The pins to look at, for those upstreams whose pin isn't the line's own."""
-    from overlay.move import target_pin
+    from overlay.moving.move import target_pin
 
     if at is None:
         return {}

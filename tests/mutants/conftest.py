@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from overlay.app import App
-from overlay.apply import refuse_bad
-from overlay.checks import PATCHED_PYTHON_VARIABLE, SURVIVOR_CODE
-from overlay.pipeline import apply_line
+from overlay.checks.sessions import PATCHED_PYTHON_VARIABLE, SURVIVOR_CODE
+from overlay.trees.apply import refuse_bad
+from overlay.trees.pipeline import apply_line
 from tests.mutants.bench import Bench, Survivor
 from tests.mutants.defects import lost_patches, read_catalogue
 from tests.mutants.runs import Warm

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from overlay.errors import CheckError
-from overlay.line import Strict
-from overlay.match import Entry
-from overlay.paths import unquote_path
-from overlay.store import StoredTree
+from overlay.lines.line import Strict
+from overlay.patches.paths import unquote_path
+from overlay.trees.match import Entry
+from overlay.trees.store import StoredTree
 from tests.static.trees import Pair, View
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from overlay.line import Line, Upstream
+    from overlay.lines.line import Line, Upstream
     from tests.static.trees import Trees
 
 LOST = "lost/"

@@ -15,12 +15,12 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from overlay.errors import CheckError
-from overlay.layout import Shipped, wheel_path
+from overlay.wheels.layout import Shipped, wheel_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from overlay.line import Upstream
+    from overlay.lines.line import Upstream
 
 # Files by whose own path, links resolved, a package finds its data
 _ANCHORS = {"flashinfer": ("flashinfer/jit/env.py",)}

@@ -9,18 +9,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from overlay.checks.receipt import read_receipts
 from overlay.errors import CheckError, OverlayError
 from overlay.files import write_atomic
-from overlay.line import find_lines, read_line
-from overlay.receipt import read_receipts
+from overlay.lines.line import find_lines, read_line
 from overlay.report import Reporter
 from tests.mutants.defects import lost_patches, on_line, read_catalogue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from overlay.line import Line
-    from overlay.receipt import Receipt
+    from overlay.checks.receipt import Receipt
+    from overlay.lines.line import Line
     from tests.mutants.defects import Catalogue, Defect
 
 ROOT = Path(__file__).absolute().parents[2]

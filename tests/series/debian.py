@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlay.archive import Member
-from overlay.diff import EXECUTABLE, REGULAR, SYMLINK
+from overlay.patches.diff import EXECUTABLE, REGULAR, SYMLINK
+from overlay.sources.archive import Member
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from overlay.store import Commit, Store
+    from overlay.trees.store import Commit, Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

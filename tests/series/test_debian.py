@@ -17,23 +17,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from overlay.apply import apply_series
-from overlay.checkout import checkout
 from overlay.errors import ApplyError, PatchError
-from overlay.export import export
-from overlay.foreign import Defaults
-from overlay.importer import import_series, read_patches
-from overlay.line import read_line
+from overlay.lines.line import read_line
+from overlay.patches.checkout import checkout
+from overlay.patches.export import export
+from overlay.patches.foreign import Defaults
+from overlay.patches.importer import import_series, read_patches
 from overlay.report import Reporter
-from overlay.store import Store, cache_folder
+from overlay.trees.apply import apply_series
+from overlay.trees.store import Store, cache_folder
 from tests.series.debian import Mirror
 from tests.series.expected import EXPECTED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from overlay.line import Line
-    from overlay.store import Commit
+    from overlay.lines.line import Line
+    from overlay.trees.store import Commit
 
 pytestmark = [
     pytest.mark.real,

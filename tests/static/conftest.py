@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from overlay.app import App
-from overlay.apply import refuse_bad
-from overlay.pipeline import apply_line
-from overlay.receipt_plugin import HEAD_VARIABLE
-from overlay.record import digest, make_record
+from overlay.checks.receipt_plugin import HEAD_VARIABLE
+from overlay.lines.record import digest, make_record
+from overlay.trees.apply import refuse_bad
+from overlay.trees.pipeline import apply_line
 from tests.static.trees import Trees
 
 LINE_VARIABLE = "OVERLAY_LINE"

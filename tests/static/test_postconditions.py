@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from overlay.match import Verdict
+from overlay.trees.match import Verdict
 from tests.static.postconditions import POSTCONDITIONS
 
 if TYPE_CHECKING:

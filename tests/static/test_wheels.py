@@ -12,11 +12,11 @@ from packaging.metadata import Metadata
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from overlay.distinfo import overlay_version
-from overlay.line import PROJECTS
-from overlay.record import make_record
+from overlay.lines.line import PROJECTS
+from overlay.lines.record import make_record
 from overlay.report import Reporter
-from overlay.wheels import build_wheels
+from overlay.wheels.distinfo import overlay_version
+from overlay.wheels.linewheels import build_wheels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,16 +7,16 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from overlay.match import Verdict, match_patch
-from overlay.paths import unquote_path
-from overlay.store import StoredTree
+from overlay.patches.paths import unquote_path
+from overlay.trees.match import Verdict, match_patch
+from overlay.trees.store import StoredTree
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from overlay.apply import Applied, Patched
-    from overlay.line import Line, Upstream
-    from overlay.match import Tree
+    from overlay.lines.line import Line, Upstream
+    from overlay.trees.apply import Applied, Patched
+    from overlay.trees.match import Tree
 
 PYTHON = (".py", ".pyi")
 

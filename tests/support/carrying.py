@@ -7,16 +7,16 @@ import os
 import tarfile
 from typing import TYPE_CHECKING
 
-from overlay.carry import Carried, carry_series, old_states
-from overlay.diff import EXECUTABLE, REGULAR, SYMLINK
-from overlay.match import Entry
-from overlay.patch import Patch, parse_patch
+from overlay.moving.carry import Carried, carry_series, old_states
+from overlay.patches.diff import EXECUTABLE, REGULAR, SYMLINK
+from overlay.patches.patch import Patch, parse_patch
+from overlay.trees.match import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from typing import Any
 
-    from overlay.git import Git
+    from overlay.trees.git import Git
     from tests.conftest import Repo
 
 

@@ -15,11 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import overlay.apply
-import overlay.store
-from overlay.archive import Member
+import overlay.trees.apply
+import overlay.trees.store
 from overlay.errors import OverlayError
-from overlay.patch import parse_patch
+from overlay.patches.patch import parse_patch
+from overlay.sources.archive import Member
 
 FILES = 400
 PATCHES = 4
@@ -46,11 +46,11 @@ new file mode 100755
 +$Id$\tx
 """
 MORTAL = {
-    "create": (overlay.store.Store, "_create"),
-    "put": (overlay.store.FastImport, "put"),
-    "made": (overlay.store.FastImport, "made"),
-    "exit": (overlay.store.FastImport, "__exit__"),
-    "write": (overlay.apply, "write_atomic"),
+    "create": (overlay.trees.store.Store, "_create"),
+    "put": (overlay.trees.store.FastImport, "put"),
+    "made": (overlay.trees.store.FastImport, "made"),
+    "exit": (overlay.trees.store.FastImport, "__exit__"),
+    "write": (overlay.trees.apply, "write_atomic"),
     "replace": (os, "replace"),
 }
 
@@ -76,12 +76,12 @@ def main(cache: Path, die: str = "") -> None:
     if die:
         name, count = die.split(":")
         _make_mortal(*MORTAL[name], int(count))
-    store = overlay.store.Store(cache, "vllm")
+    store = overlay.trees.store.Store(cache, "vllm")
     try:
         base = store.find("refs/overlay/base/child") or store.import_tree(
             members(), ref="refs/overlay/base/child", message="base\n", expect={}
         )
-        done = overlay.apply.apply_series(store, base, patches())
+        done = overlay.trees.apply.apply_series(store, base, patches())
     except OverlayError as error:
         sys.stdout.write(json.dumps({"error": error.kind, "message": str(error)}))
         return

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from overlay.apply import PatchedTree, apply_series
-from overlay.archive import Member
-from overlay.checkout import Checkout, checkout
-from overlay.export import Exported, export
-from overlay.line import Line, read_line
+from overlay.lines.line import Line, read_line
+from overlay.patches.checkout import Checkout, checkout
+from overlay.patches.export import Exported, export
 from overlay.report import Reporter
-from overlay.store import Commit, Store
+from overlay.sources.archive import Member
+from overlay.trees.apply import PatchedTree, apply_series
+from overlay.trees.store import Commit, Store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

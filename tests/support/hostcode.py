@@ -21,8 +21,8 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from overlay.capability import Shape
-    from overlay.store import Store
+    from overlay.kernels.capability import Shape
+    from overlay.trees.store import Store
 
 STANDINS = Path(__file__).parent.parent / "dispatch"
 PARTS = ("include/flashinfer", "flashinfer/mla")

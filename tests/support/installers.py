@@ -23,7 +23,7 @@ from packaging.requirements import Requirement
 from packaging.tags import sys_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from overlay.pipconfig import read_pip_config
+from overlay.sources.pipconfig import read_pip_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

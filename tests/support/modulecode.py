@@ -17,7 +17,7 @@ from tests.support.hostcode import MODELS, real_functions
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from overlay.capability import Shape
+    from overlay.kernels.capability import Shape
 
 # What an SM120 has: multiprocessors, and bytes of shared memory a block
 DEVICE = (188, 101376)

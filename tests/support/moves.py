@@ -15,7 +15,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from overlay.line import Settings, read_toml
+from overlay.lines.line import Settings, read_toml
 from tests.support import tiny as small
 from tests.support.tiny import TRAILERS, VLLM_FILES, Tiny, git
 

@@ -1,0 +1,1 @@
+"""Release lines: what a line's folder says, its faults, its lock and its record."""

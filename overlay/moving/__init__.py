@@ -1,0 +1,1 @@
+"""A series on another pin: carrying, verdicts with their evidence, moves, the frontier."""

@@ -1,0 +1,1 @@
+"""Patches as bytes: reading, writing, importing, and what holds between those of a series."""

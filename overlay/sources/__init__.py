@@ -1,0 +1,1 @@
+"""From a pin to a base tree: releases, downloads, archives, the cache."""

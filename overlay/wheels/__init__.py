@@ -1,0 +1,1 @@
+"""From patched trees to wheels, and what an installed wheel says of itself."""
