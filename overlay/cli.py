@@ -22,6 +22,7 @@ from overlay.verbs import (
     capability,
     check,
     frontier,
+    image,
     importing,
     look,
     maintain,
@@ -39,6 +40,7 @@ __all__ = [
     "check",
     "cli",
     "frontier",
+    "image",
     "importing",
     "look",
     "main",
@@ -72,7 +74,9 @@ def main(arguments: list[str] | None = None) -> int:
     except SystemExit:  # click's, when the reader of its help goes away, as 'head' does
         return 0
     except OSError as error:
-        refused = MachineError(str(error), fix="see 'doctor' for what this machine lacks")
+        refused = MachineError(
+            str(error), fix="see 'vllm-overlay doctor' for what this machine lacks"
+        )
         if not _has_folder():
             refused = MachineError("the current folder is gone", fix="go to another one (cd)")
         return _debug(_refuse(app, refused, refused.exit_code))

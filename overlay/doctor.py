@@ -228,7 +228,8 @@ def _room(cache: Path) -> Iterator[Finding]:
         return
     yield Finding(
         name="room", status="missing", what=f"{have} at {there}; {need}",
-        fix=f"free some room, run 'cache gc', or set {CACHE_VARIABLE} to a folder on another disk",
+        fix=f"free some room, run 'vllm-overlay cache gc', or set {CACHE_VARIABLE} to a folder "
+        "on another disk",
     )  # fmt: skip
 
 

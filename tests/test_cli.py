@@ -30,7 +30,7 @@ def test_the_way_from_a_line_to_wheels(run: Run, tiny: Tiny, tmp_path: Path) -> 
     refused = run("apply", "tiny")
     assert refused.code == 8
     assert "no lock.toml" in refused.err
-    assert "run 'lock tiny'" in refused.err
+    assert "run 'vllm-overlay lock tiny'" in refused.err
     assert run("lock", "tiny").code == 0
     assert run("apply", "tiny").code == 0
     assert run("verify", "tiny").code == 0

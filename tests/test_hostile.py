@@ -166,7 +166,7 @@ def test_a_lock_with_conflict_marks_says_the_way_out(run: Run, tiny: Tiny) -> No
     tiny.edit("format = 1\n", "<<<<<<< ours\nformat = 1\n", "lock.toml")
     refused = run("lock", "tiny")
     assert refused.code == 3
-    assert "delete it and run 'lock tiny'" in refused.err
+    assert "delete it and run 'vllm-overlay lock tiny'" in refused.err
     (tiny.folder / "lock.toml").unlink()
     assert run("lock", "tiny").code == 0
 

@@ -108,13 +108,13 @@ def locked_digest(line: Line) -> str:
     """
     lock = read_lock(line)
     if lock is None:
-        raise LockError(f"line {line.name} has no lock", fix=f"run 'lock {line.name}'")
+        raise LockError(f"line {line.name} has no lock", fix=f"run 'vllm-overlay lock {line.name}'")
     for upstream in UPSTREAMS:
         series = [(patch.name, patch.sha256) for patch in line.series[upstream]]
         if series != [(patch.name, patch.sha256) for patch in lock.upstream(upstream).patches]:
             raise LockError(
                 f"the {upstream} series of {line.name} changed since it was locked",
-                fix=f"run 'lock {line.name}'",
+                fix=f"run 'vllm-overlay lock {line.name}'",
             )
     trees = {
         upstream: PatchedTree(
@@ -131,7 +131,8 @@ def locked_digest(line: Line) -> str:
     }  # fmt: skip
     if digest(make_record(line, trees)) != lock.digest:
         raise LockError(
-            f"the pins of {line.name} changed since it was locked", fix=f"run 'lock {line.name}'"
+            f"the pins of {line.name} changed since it was locked",
+            fix=f"run 'vllm-overlay lock {line.name}'",
         )
     return lock.digest
 

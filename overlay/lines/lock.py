@@ -110,7 +110,8 @@ def check_lock(line: Line, patched: Mapping[Upstream, Patched], lock: Lock | Non
     if lock is None:
         raise LockError(
             f"line {line.name} has no {LOCK_FILE}",
-            fix=f"look at what 'apply {line.name}' gives, then run 'lock {line.name}'",
+            fix=f"look at what 'vllm-overlay apply {line.name}' gives, then run "
+            f"'vllm-overlay lock {line.name}'",
         )
     now = make_lock(line, patched, lock)
     differences = list(_differences(lock, now, patched))
@@ -118,7 +119,8 @@ def check_lock(line: Line, patched: Mapping[Upstream, Patched], lock: Lock | Non
         raise LockError(
             f"line {line.name} disagrees with its {LOCK_FILE}",
             why="\n".join(differences),
-            fix=f"restore what changed; or, if it was meant, run 'lock {line.name}' and commit",
+            fix="restore what changed; or, if it was meant, run "
+            f"'vllm-overlay lock {line.name}' and commit",
         )
     return lock
 

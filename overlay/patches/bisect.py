@@ -15,15 +15,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlay.patches.checkout import BASE_TAG, checkout, git_folders
 from overlay.errors import BisectError, GitError, LineError
+from overlay.patches.checkout import BASE_TAG, checkout, git_folders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from overlay.trees.apply import Patched
     from overlay.lines.line import Line, Upstream
     from overlay.report import Reporter
+    from overlay.trees.apply import Patched
 
 SKIP, ABORT = 125, 128
 # Of a git that called us: the command's git must find the checkout

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
-from overlay.trees.apply import refuse_bad
 from overlay.errors import ExportError, GitError, LineError, MachineError, UnavailableError
 from overlay.files import machine_errors, write_atomic
 from overlay.lines.line import Upstream
 from overlay.sources.source import fetch_objects
+from overlay.trees.apply import refuse_bad
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from overlay.trees.apply import PatchedTree
-    from overlay.trees.git import Git
     from overlay.lines.line import Line
     from overlay.report import Reporter
+    from overlay.trees.apply import PatchedTree
+    from overlay.trees.git import Git
     from overlay.trees.store import Store
 
 # The tag that names the base tree's commit: 'git rebase -i overlay-base' says what is meant.

@@ -17,10 +17,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlay.patches.checkout import ATTRIBUTES, BASE_TAG, Record, git_folders, read_record
 from overlay.errors import ExportError, GitError
-from overlay.trees.git import Git, ObjectReader
+from overlay.patches.checkout import ATTRIBUTES, BASE_TAG, Record, git_folders, read_record
 from overlay.patches.patch import NAME_TRAILER
+from overlay.trees.git import Git, ObjectReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

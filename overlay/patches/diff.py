@@ -12,8 +12,8 @@ import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from overlay.patches.delta import decode_line, inflate
 from overlay.errors import PatchError
+from overlay.patches.delta import decode_line, inflate
 from overlay.patches.paths import check_path, named_paths, parents, quote_path
 
 REGULAR, EXECUTABLE, SYMLINK = 0o100644, 0o100755, 0o120000

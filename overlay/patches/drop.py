@@ -1,7 +1,7 @@
 """Take patches out of a line's series, and leave a series that applies strictly, or no change.
 
-What stands on a dropped patch is found by leaving it out (``overlay.patches.graph``). Patches that met
-other files than before are written anew; all others keep their bytes.
+What stands on a dropped patch is found by leaving it out (``overlay.patches.graph``). Patches that
+met other files than before are written anew; all others keep their bytes.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlay.moving import tombstones
-from overlay.trees.apply import apply_series, refuse_bad
-from overlay.patches.commits import format_mails
 from overlay.errors import DropError, ExportError, LineError
 from overlay.files import locked, machine_errors
-from overlay.patches.graph import Whole
 from overlay.lines.line import SERIES_FILE, UPSTREAMS, Line, Upstream, read_series
-from overlay.trees.match import Verdict
+from overlay.lines.treelint import index_lines
+from overlay.moving import tombstones
+from overlay.moving.tombstones import Tombstone
+from overlay.patches.commits import format_mails
+from overlay.patches.graph import Whole
 from overlay.patches.patch import SUFFIX, parse_patch
 from overlay.patches.series import publish, series_text
-from overlay.moving.tombstones import Tombstone
-from overlay.lines.treelint import index_lines
+from overlay.trees.apply import apply_series, refuse_bad
+from overlay.trees.match import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from overlay.trees.apply import Applied, Patched, PatchedTree
     from overlay.patches.patch import Patch
+    from overlay.trees.apply import Applied, Patched, PatchedTree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

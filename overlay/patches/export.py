@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from overlay.trees.apply import apply_series
-from overlay.patches.checkout import BASE_TAG, Record, git_folders, write_record
-from overlay.patches.commits import Draft, Work, opened
 from overlay.errors import ExportError, PatchError
 from overlay.files import locked, machine_errors
 from overlay.lines.line import SERIES_FILE, Line, Upstream, read_series
-from overlay.trees.match import Verdict, match_patch
+from overlay.patches.checkout import BASE_TAG, Record, git_folders, write_record
+from overlay.patches.commits import Draft, Work, opened
 from overlay.patches.patch import NAME, NAME_TRAILER, SUFFIX, Patch, message_faults, parse_patch
 from overlay.patches.series import publish, series_text
+from overlay.trees.apply import apply_series
+from overlay.trees.match import Verdict, match_patch
 from overlay.trees.store import Commit, Store, StoredTree
 
 if TYPE_CHECKING:
@@ -160,7 +160,8 @@ def _check_record(
         raise ExportError(
             f"{folder} is a checkout of {record.line} {record.upstream}, "
             f"not of {line.name} {upstream}",
-            fix=f"run 'export {record.line} {record.upstream}', or name another folder",
+            fix=f"run 'vllm-overlay export {record.line} {record.upstream}', "
+            "or name another folder",
         )
     if record.base != base.commit:
         raise ExportError(

@@ -14,9 +14,9 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from overlay.patches.commits import NAME_LINE
 from overlay.errors import LineError, PatchError
 from overlay.lines.line import SERIES_FILE, read_file
+from overlay.patches.commits import NAME_LINE
 from overlay.patches.loosediff import Part, read_diffs, split_parts
 from overlay.patches.patch import Patch, parse_patch, split_trailers
 

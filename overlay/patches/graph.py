@@ -11,17 +11,17 @@ from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 from overlay.patches.diff import Kind
-from overlay.trees.match import Entry, Outcome, match_patch
 from overlay.patches.paths import quote_path
+from overlay.trees.match import Entry, Outcome, match_patch
 from overlay.trees.store import StoredTree
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from overlay.trees.apply import PatchedTree
-    from overlay.patches.diff import Hunk
     from overlay.lines.line import Upstream
+    from overlay.patches.diff import Hunk
     from overlay.patches.patch import Patch
+    from overlay.trees.apply import PatchedTree
     from overlay.trees.store import Store
 
     Files = dict[bytes, Entry | None]

@@ -12,21 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlay.trees.apply import apply_series, refuse_bad, write_commit
-from overlay.patches.commits import NAME_LINE, format_mails
 from overlay.errors import ApplyError, LineError, OverlayError, PatchError
+from overlay.patches.commits import NAME_LINE, format_mails
 from overlay.patches.foreign import read_letter, read_letters
 from overlay.patches.loosediff import UNPLACED
-from overlay.trees.match import match_patch
 from overlay.patches.patch import NAME_TRAILER, Patch, message_faults, parse_patch
 from overlay.patches.series import extend
+from overlay.trees.apply import apply_series, refuse_bad, write_commit
+from overlay.trees.match import match_patch
 from overlay.trees.store import Commit, FastImport, StoredTree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from overlay.patches.foreign import Defaults, Letter
     from overlay.lines.line import Line, Upstream
+    from overlay.patches.foreign import Defaults, Letter
     from overlay.trees.match import Outcome
     from overlay.trees.store import Store
 

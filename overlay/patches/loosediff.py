@@ -1,7 +1,7 @@
 """Read diffs as other tools write them: ``diff -u``, quilt, Subversion, git with other prefixes.
 
-Each file diff is put into git's form and handed to ``overlay.patches.diff``, which does the reading and
-all the checks. What is said is kept, and nothing is made up: a path that could be read in two
+Each file diff is put into git's form and handed to ``overlay.patches.diff``, which does the reading
+and all the checks. What is said is kept, and nothing is made up: a path that could be read in two
 ways, content that isn't there, or text that no tool knows, is a ``PatchError``.
 """
 
@@ -12,8 +12,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from overlay.patches.diff import FileDiff, Kind, parse_diff
 from overlay.errors import PatchError
+from overlay.patches.diff import FileDiff, Kind, parse_diff
 from overlay.patches.paths import quote_path, unquote_path
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from overlay.patches.diff import FileDiff, parse_diff
 from overlay.errors import PatchError
+from overlay.patches.diff import FileDiff, parse_diff
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,11 +9,11 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from overlay.trees.apply import apply_series
 from overlay.errors import ExportError, LineError, PatchError
 from overlay.files import locked, machine_errors, write_atomic
 from overlay.lines.line import SERIES_FILE, read_series
 from overlay.patches.patch import NAME_TRAILER, SUFFIX, Patch
+from overlay.trees.apply import apply_series
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

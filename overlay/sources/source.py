@@ -209,7 +209,7 @@ class _Wanted:
                 raise UnavailableError(
                     f"commit {commit_id} of {self.upstream} {self.pin.version} is not in the store",
                     why="--offline: the repository is not asked",
-                    fix=f"run 'fetch {self.line.name} --source git' while online",
+                    fix=f"run 'vllm-overlay fetch {self.line.name} --source git' while online",
                 )
             commit = self._fetch(url, commit_id, ref, check_tag=check_tag)
         return Base(commit=commit, kind="git", origin=origin, url=url)
@@ -255,7 +255,7 @@ class _Wanted:
             raise UnavailableError(
                 f"{len(missing)} files that {self.line.name} patches are not in the store",
                 why="the store holds trees only, and --offline forbids to fetch contents",
-                fix=f"run 'fetch {self.line.name} --source git' while online",
+                fix=f"run 'vllm-overlay fetch {self.line.name} --source git' while online",
             )
         with self.store.writing():
             fetch_objects(self.store, url, missing, self.how.report)

@@ -268,7 +268,7 @@ class StoredTree:
             raise UnavailableError(
                 f"the content of {quote_path(path)} (blob {found[1]}) is not in the store",
                 why="the store was filled from git, blobs on demand",
-                fix="run 'fetch' for the line while online",
+                fix="run 'vllm-overlay fetch LINE' while online",
             )
         return Entry(mode=found[0], data=data[2])
 

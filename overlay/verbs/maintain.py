@@ -102,7 +102,9 @@ def export(
     for path in done.untracked:
         app.report.say(f"{path} is in the checkout but in no commit")
     changed = len(rows) - len(done.kept) or done.series_changed
-    app.report.say(f"{upstream}: " + (f"now run 'lock {line}'" if changed else "nothing changed"))
+    app.report.say(
+        f"{upstream}: " + (f"now run 'vllm-overlay lock {line}'" if changed else "nothing changed")
+    )
 
 
 @verb(

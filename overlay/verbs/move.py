@@ -191,7 +191,7 @@ class _Going:
             if self._given not in (None, self._journal.upstream):
                 raise MoveError(
                     f"it is {self._line.name}'s {self._journal.upstream} that is being moved",
-                    fix=f"say 'move {self._line.name}', or end that move first",
+                    fix=f"say 'vllm-overlay move {self._line.name}', or end that move first",
                 )
         return self._journal
 

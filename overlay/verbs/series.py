@@ -135,7 +135,9 @@ def drop(app: App, line: str, patches: tuple[str, ...], reason: str, cascade: bo
     if not done:
         app.report.say("dropped already: nothing to do")
     if not agreed:
-        app.report.say(f"{line} has no lock that it agrees with: look at it, then 'lock {line}'")
+        app.report.say(
+            f"{line} has no lock that it agrees with: look at it, then 'vllm-overlay lock {line}'"
+        )
 
 
 def _agrees(line: Line, patched: Mapping[Upstream, Patched]) -> bool:
