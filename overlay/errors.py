@@ -155,3 +155,33 @@ class UnknownError(OverlayError):
     """Nothing says that a recipe can't run, and the sources don't say that it can."""
 
     exit_code = 23
+
+
+class KernelError(OverlayError):
+    """A line's kernels can't be compiled, or what was compiled isn't what was asked for."""
+
+    exit_code = 24
+
+
+class ImageError(OverlayError):
+    """An image can't be built as asked, or isn't what its labels claim."""
+
+    exit_code = 25
+
+
+class EngineError(OverlayError):
+    """There is no engine that can build or hand over an image: none, too old, full."""
+
+    exit_code = 26
+
+
+class PublishError(OverlayError):
+    """An image can't be published, promoted or compared as asked."""
+
+    exit_code = 27
+
+
+class SignatureError(OverlayError):
+    """A signature or attestation of an image is missing, or isn't the key's."""
+
+    exit_code = 28

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from overlay.errors import CheckError
-from overlay.lines.line import Strict
+from overlay.lines.line import LINE_FILE, Strict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -171,9 +171,15 @@ def hash_inputs(root: Path, paths: Iterable[str]) -> str:
     for path in sorted(files):
         inside = path.relative_to(root)
         if path.is_file() and not any(is_by_product(part) for part in inside.parts):
-            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            content = hashlib.sha256(_deciding(path)).hexdigest()
             whole.update(f"{inside.as_posix()}\0{content}\n".encode())
     return whole.hexdigest()
+
+
+def _deciding(path: Path) -> bytes:
+    """A file's bytes; of a line's settings without the image's, on which no check depends."""
+    data = path.read_bytes()
+    return data.partition(b"\n[image]\n")[0] if path.name == LINE_FILE else data
 
 
 def is_by_product(part: str) -> bool:

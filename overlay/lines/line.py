@@ -11,26 +11,25 @@ import difflib
 import errno
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from overlay.errors import LineError
+from overlay.lines.upstreams import PROJECTS as PROJECTS
+from overlay.lines.upstreams import UPSTREAMS as UPSTREAMS
+from overlay.lines.upstreams import Upstream as Upstream
 from overlay.patches.patch import NAME, SUFFIX, Patch, parse_patch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-Upstream = Literal["vllm", "flashinfer"]
-UPSTREAMS: tuple[Upstream, ...] = get_args(Upstream)
 SourceKind = Literal["archive", "git"]
 
-# The distribution that each upstream publishes.
-PROJECTS: dict[Upstream, str] = {"vllm": "vllm", "flashinfer": "flashinfer-python"}
-
 LINE_FILE, LOCK_FILE, SERIES_FILE = "line.toml", "lock.toml", "series"
+REQUIREMENTS_FILE = "requirements.lock"
 _T = TypeVar("_T")
 CODENAME = re.compile(r"[a-z][a-z0-9]{0,31}\Z")
 
@@ -46,9 +45,11 @@ _PATTERNS = {
     r"^[A-Za-z0-9][A-Za-z0-9._+-]*\Z": "the name of a file, without folders",
     r"^(https?|ssh|git|file)://[^\s-][^\s]*\Z": "a URL: http(s), ssh, git or file",
     r"^[A-Za-z0-9][A-Za-z0-9._/-]*\Z": "the name of a tag",
+    r"^[a-z0-9][a-z0-9./:_-]*@sha256:[0-9a-f]{64}\Z": "an image by its digest: "
+    "name:tag@sha256:<64 hex digits>",
 }
 (
-    _SHA256, _ID, _ABBREVIATION, _VERSION, _SPECIFIER, _ARCH, _PYTHON, _FILE, _URL, _TAG,
+    _SHA256, _ID, _ABBREVIATION, _VERSION, _SPECIFIER, _ARCH, _PYTHON, _FILE, _URL, _TAG, _BASE,
 ) = _PATTERNS  # fmt: skip
 _Sha256 = Annotated[str, Meta(pattern=_SHA256)]
 _Id = Annotated[str, Meta(pattern=_ID)]
@@ -133,6 +134,29 @@ class Requirement(Strict, frozen=True):
     line: _Specifier
 
 
+class Package(File, frozen=True):
+    """A package that the line's image has beside vLLM and FlashInfer, as a wheel."""
+
+    version: _Version
+
+
+class ImageSettings(Strict, frozen=True):
+    """What a line's image is made of, beside what the line is; no check depends on it.
+
+    Attributes:
+        base: image that it is built on, by digest.
+        python: minor version of the base's Python.
+        needs: requirements without which the line doesn't run, though nothing that is installed
+            states them; looked for when the image is built.
+        packages: extra ones, by project; the image's tag and labels name them.
+    """
+
+    base: Annotated[str, Meta(pattern=_BASE)]
+    python: Annotated[str, Meta(pattern=_PYTHON)]
+    needs: tuple[str, ...] = ()
+    packages: dict[str, Package] = {}
+
+
 class Settings(Strict, frozen=True):
     """``line.toml``.
 
@@ -144,6 +168,7 @@ class Settings(Strict, frozen=True):
         architectures: CUDA architectures that the line serves, as FlashInfer spells them.
         vllm, flashinfer: the pins.
         requirements: replaced in vLLM's wheel, by project name.
+        image: the last table of the file; a line without it has no image.
     """
 
     format: Literal[1]
@@ -155,6 +180,7 @@ class Settings(Strict, frozen=True):
     vllm: Pin
     flashinfer: Pin
     requirements: dict[str, Requirement]
+    image: ImageSettings | None = None
 
     def __post_init__(self) -> None:
         ours = self.requirements.get(PROJECTS["flashinfer"])
@@ -310,7 +336,8 @@ def _toml_remedy(path: Path) -> str:
     if raw.startswith(codecs.BOM_UTF8):
         return "save it without a byte-order mark"
     if path.name == LOCK_FILE:  # after a merge with conflicts, say
-        return f"delete it and run 'lock {path.parent.name}'; look at what git diff says then"
+        again = f"vllm-overlay lock {path.parent.name}"
+        return f"delete it and run '{again}'; look at what git diff says then"
     return ""
 
 

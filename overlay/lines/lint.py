@@ -22,11 +22,13 @@ from packaging.utils import (
 from packaging.version import InvalidVersion, Version
 
 from overlay.errors import OverlayError
+from overlay.images import linelint
 from overlay.lines.line import (
     CODENAME,
     LINE_FILE,
     LOCK_FILE,
     PROJECTS,
+    REQUIREMENTS_FILE,
     SERIES_FILE,
     UPSTREAMS,
     Pin,
@@ -171,8 +173,11 @@ def _settings(folder: Path) -> Iterator[Fault]:
         what = error.what.removeprefix(f"{file}: ")
         yield _fault(file, _key_line(text, what.partition(":")[0]), "line-file", what, error.fix)
         return
-    for key, what in _consistency(settings):
+    for key, what in (*_consistency(settings), *linelint.settings_faults(text, settings)):
         yield _fault(file, _key_line(text, key), "line-file", f"{key}: {what}")
+    for is_hint, what, fix in linelint.lock_faults(folder, settings):
+        lock = f"{folder.name}/{REQUIREMENTS_FILE}"
+        yield _fault(lock, 0, "image-lock", what, fix, "hint" if is_hint else "error")
 
 
 def _key_faults(table: dict[str, Any], kind: type, prefix: str) -> Iterator[tuple[str, str]]:
@@ -268,7 +273,7 @@ def _file_faults(file: str, is_wheel: bool, wanted: str, version: Version) -> It
 
 def _folder(folder: Path) -> Iterator[Fault]:
     """What lies beside the known files; a misspelt series folder would be an empty series."""
-    known = (LINE_FILE, LOCK_FILE, MOVE_FOLDER, *UPSTREAMS, *_PROSE)
+    known = (LINE_FILE, LOCK_FILE, REQUIREMENTS_FILE, MOVE_FOLDER, *UPSTREAMS, *_PROSE)
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.name in known:
             continue

@@ -1,0 +1,1 @@
+"""From wheels to images that can prove what they are, and from images to registries."""
