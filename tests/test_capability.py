@@ -199,7 +199,7 @@ def test_the_verb(run: Callable[..., Ran], tiny: Tiny) -> None:
     plain = run("capability", "tiny")
     assert "prefill\tdsv4\t16 32\t" in plain.out
     assert "prefill\tdsv3_2\tnone\t" in plain.out
-    released = run("capability", "tiny", "--upstream-version", "4.5.6rc7")
+    released = run("capability", "tiny", "--flashinfer", "4.5.6rc7")
     assert released.code == 20  # the patch brought them
 
 

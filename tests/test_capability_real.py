@@ -147,7 +147,8 @@ def test_before_there_were_kernels(sources: Sources) -> None:
 @pytest.mark.parametrize(
     ("name", "answer"),
     [("0.6.16.post3", Answer.UNSUPPORTED), ("0.6.18", Answer.SUPPORTED),
-     ("infernal", Answer.SUPPORTED), ("eldritch", Answer.UNSUPPORTED)],
+     ("infernal", Answer.SUPPORTED), ("0.6.14", Answer.UNSUPPORTED),
+     ("eldritch", Answer.SUPPORTED)],
 )  # fmt: skip
 def test_the_shape_that_died_in_graph_capture(name: str, answer: Answer, sources: Sources) -> None:
     """8 heads with 512 ids and 16 * (1 + 5) rows, which is above the limit of decode."""

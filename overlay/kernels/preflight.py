@@ -100,7 +100,8 @@ class Preflight:
     @property
     def brought(self) -> str:
         """Which releases and patches have what is missing."""
-        return "; ".join(dict.fromkeys(str(each.brought) for each in self.judged if each.brought))
+        said = (str(each.brought).split("; ") for each in self.judged if each.brought)
+        return "; ".join(dict.fromkeys(who for one in said for who in one))
 
 
 class Trees:

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     examples="""
     vllm-overlay capability infernal
     vllm-overlay capability eldritch --json
-    vllm-overlay capability infernal --upstream-version 0.6.16.post3
+    vllm-overlay capability infernal --flashinfer 0.6.16.post3
     """,
 )
 @click.argument("line")
 @click.option(
-    "--upstream-version", "version", metavar="VERSION",
+    "--flashinfer", "version", metavar="VERSION",
     help="A bare FlashInfer release in place of the line's patched one.",
 )  # fmt: skip
 @reaches_sources

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
+from overlay.kernels.capability import Answer, Phase, Shape, read_capability
 from tests.static.postconditions import of
 from tests.static.source import Missing, cpp_code, cpp_function, cut, neighbours
 
@@ -77,6 +78,69 @@ def the_parity_of_a_tile_chooses_the_barrier(pair: Pair) -> None:
         body = cpp_function(code, f"bar_{kind}_alt")
         odd, even = (f"bar_{kind}_t<{one}, CNT>();" for one in ("ID_ODD", "ID_EVEN"))
         assert re.sub(r"[{}] ?", "", body).strip() == f"if (parity) {odd} else {even}", kind
+
+
+def _has_kernels(pair: Pair, heads: int, topk: int, rows: int, extra: tuple[int, int]) -> None:
+    """Whether the dispatch, evaluated, starts a kernel of DSV4 that is made for these sizes."""
+    phase = Phase.DECODE if rows <= 64 else Phase.PREFILL
+    told = read_capability(pair.flashinfer.tree).ask(
+        Shape(
+            phase=phase, model="dsv4", heads=heads, topk=topk, page=64, rows=rows,
+            extra_topk=extra[0], extra_page=extra[1],
+        )
+    )  # fmt: skip
+    assert told.answer is Answer.SUPPORTED, f"{heads} heads, {topk} ids, {rows} rows: {told.why}"
+
+
+@of("sparse-mla-prefill-8-heads")
+def prefill_of_dsv4_has_kernels_for_8_heads(pair: Pair) -> None:
+    for topk in (128, 512, 1024, 2048):
+        _has_kernels(pair, 8, topk, 96, (0, 0))
+    for extra in ((512, 64), (500, 64), (2048, 2), (100, 2)):  # whole tiles, and others
+        _has_kernels(pair, 8, 128, 96, extra)
+
+
+@of("sparse-mla-prefill-8-heads")
+def a_padded_row_reads_and_writes_nothing(pair: Pair) -> None:
+    body = cpp_function(cpp_code(pair.flashinfer.text(PREFILL_KERNEL)), "prefill_mg_impl")
+    assert re.search(r"VALID_HPB = \(?NUM_HEADS < HPB\)? \? NUM_HEADS : HPB;", body)
+    loads = re.findall(r"(?:load_q_bf16|quantize_q)_to_smem<MT, MATH_THREADS>\((.*?)\);", body)
+    assert len(loads) == 2
+    assert all(given.endswith(", VALID_HPB") for given in loads), "rows without a head are read"
+    sinks = (
+        r"h1 = VALID_HPB == HPB \? h0 \+ 8 : h0;",
+        r"if constexpr \(VALID_HPB > 8\) \{ float s1 = __ldg\(cold\.attn_sink \+ h0 \+ 8\)",
+    )
+    assert any(re.search(form, body) for form in sinks), "a sink is read that isn't there"
+    assert "idx < VALID_HPB * STORES_PER_HEAD;" in body, "rows without a head are written"
+    written = body.index("out_lse[")
+    guard = body.rindex("if (threadIdx.x < ", 0, written)
+    assert body[guard:].startswith("if (threadIdx.x < VALID_HPB) {"), "their LSE is written"
+
+
+@of("sparse-mla-prefill-8-heads")
+def eight_heads_take_one_tile(pair: Pair) -> None:
+    kernel, launchers = (cpp_code(pair.flashinfer.text(p)) for p in (PREFILL_KERNEL, PREFILL))
+    found = {cpp_function(kernel, "prefill_mg_impl")}
+    found |= {cpp_function(launchers, f"launch_prefill_mg{end}") for end in ("", "_dual")}
+    found.add(cpp_function(launchers, "launch_prefill_mg_dual_fulltile"))
+    for body in found:
+        tiles = re.search(r"REPLICATE_H = ([^;]+);", body)
+        assert tiles
+        if tiles[1] == "mg_head_tiles<NUM_HEADS, MG_N_HG_T>()":
+            tiles = re.search(r"return ([^;]+);", cpp_function(kernel, "mg_head_tiles"))
+            assert tiles
+        for heads, groups, expected in ((8, 1, 1), (16, 1, 1), (32, 2, 1), (64, 2, 2), (128, 2, 4)):
+            sizes = ("TILE", "MG_HEADS_PER_CTA", "MG_HEADS_PER_CTA_LOCAL")
+            given = {"NUM_HEADS": heads, **dict.fromkeys(sizes, groups * 16)}
+            assert eval(tiles[1].replace("/", "//"), given) == expected, heads  # noqa: S307
+
+
+@of("sparse-mla-dsv4-256-ids")
+def dsv4_has_kernels_for_256_ids(pair: Pair) -> None:
+    for heads in (8, 16, 32, 64, 128):
+        for rows in (6, 60, 96):
+            _has_kernels(pair, heads, 256, rows, (0, 0))
 
 
 @of("cubin-version")

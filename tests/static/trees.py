@@ -25,11 +25,11 @@ class View:
     """Files of one tree by their path as text."""
 
     def __init__(self, tree: Tree) -> None:
-        self._tree = tree
+        self.tree = tree
 
     def get(self, path: str) -> bytes | None:
         """Content of a file, or None."""
-        entry = self._tree.get(path.encode())
+        entry = self.tree.get(path.encode())
         return entry.data if entry else None
 
     def text(self, path: str) -> str:
