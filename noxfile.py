@@ -175,6 +175,43 @@ def kernels(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def image(session: nox.Session) -> None:
+    """Build a line's image into dist/images/LINE: ``nox -s image -- LINE [--contents small ...]``.
+
+    Needs Docker 26 or newer with buildx. Downloads 4 GB once, and takes 20 GB of disk for a while;
+    see docs/images.md. Other words go to ``vllm-overlay image``.
+    """
+    line, *words = session.posargs or (DEFAULT_LINE,)
+    _project(session)
+    session.run("vllm-overlay", "image", line, *words)
+
+
+@nox.session(name="image-lint", default=False)
+def image_lint(session: nox.Session) -> None:
+    """Check the Dockerfile, its scripts and the bake file. Seconds, no engine.
+
+    ``docker buildx bake --print`` needs Docker's client alone; without it that is left out.
+    """
+    _project(session, "test", "image-lint")
+    scripts = (*Path("images").glob("*.sh"), Path("tests/images/provision.sh"))
+    session.run("hadolint", "images/Dockerfile")
+    session.run("shellcheck", *map(str, scripts))
+    session.run("pytest", "tests/test_image_bake.py", *session.posargs)
+
+
+@nox.session(name="image-check", default=False)
+def image_check(session: nox.Session) -> None:
+    """Build a true image in small, twice, prove it, and make builds fail: ``-- [pytest's words]``.
+
+    On a bare Debian 12 it installs an engine and what else it needs, as root; it starts an engine
+    and a registry of its own on loopback, and takes them down. Minutes, and 5 GB for a while.
+    """
+    _project(session, "test")
+    session.run("bash", "tests/images/provision.sh", external=True)
+    session.run("pytest", "tests/images/test_build.py", *session.posargs)
+
+
+@nox.session(default=False)
 def preflight(session: nox.Session) -> None:
     """Put every recipe to every line's sources; docs/preflight.md and .svg get the matrix.
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs exactly the wheels of /wheels: 'install.sh packages' into the environment, 'install.sh
-# toolkit PREFIX' CUDA's compiler and headers below a prefix of their own. No index, no resolver.
+# tools FOLDER' beside it, 'install.sh toolkit PREFIX' CUDA's compiler and headers, made to look like
+# NVIDIA's own installation. No index, no resolver.
 set -euo pipefail
 
 pip=(/opt/installer/bin/python -I -m pip --no-cache-dir --disable-pip-version-check)
@@ -14,9 +15,12 @@ case "$1" in
 packages)
     "${pip[@]}" --python /opt/vllm/bin/python install "${options[@]}"
     ;;
+tools)
+    "${pip[@]}" install "${options[@]}" --target "$2"
+    ;;
 toolkit)
     "${pip[@]}" install "${options[@]}" --target "$2/wheels"
-    # What a toolkit from NVIDIA's installer has, and wheels don't: lib64, names without a version
+    # What wheels lack: lib64, names without a version
     home=$(dirname "$(dirname "$(find "$2/wheels" -path '*/bin/nvcc')")")
     ln -s "lib" "$home/lib64"
     for part in "$home"/*; do

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from overlay.checks.receipt import FOLDER, Receipt, Standing, hash_inputs, judge, read_receipts
 from overlay.checks.receipt_plugin import HEAD_VARIABLE
 from overlay.errors import CheckError, LockError, SurvivorError
-from overlay.lines.line import LINE_FILE, UPSTREAMS, Line, Upstream
+from overlay.lines.line import LINE_FILE, PROJECTS, UPSTREAMS, Line, Upstream
 from overlay.lines.lock import read_lock
 from overlay.lines.record import digest, make_record
 from overlay.trees.apply import Applied, Patched, PatchedTree
@@ -65,6 +65,19 @@ SESSIONS = {
             name="install",
             tests=("tests/test_install.py",),
             inputs=("tests/install", "tests/support/installers.py"),
+            options=("--log-cli-level=INFO",),  # it takes minutes
+        ),
+        Session(
+            name="kernels",
+            tests=("tests/kernels",),
+            inputs=(
+                "overlay/kernels/aot.py",
+                "overlay/kernels/compile.py",
+                "overlay/kernels/generator.py",
+                "overlay/kernels/shipped.py",
+                "overlay/kernels/toolchain.py",
+                "tests/support/installers.py",
+            ),
             options=("--log-cli-level=INFO",),  # it takes minutes
         ),
         Session(
@@ -254,7 +267,7 @@ def _refuse_other_builds(line: Line, python: Path, wanted: str) -> None:
                 why=f"line {line.name} has digest {wanted}",
                 fix=f"build the wheels of {line.name} and install them first",
             )
-    if len(found) < len(UPSTREAMS):
+    if not set(PROJECTS.values()) <= {one.name for one in found}:
         raise CheckError(
             f"the wheels of {line.name} are not installed for this interpreter",
             why=f"found {', '.join(one.name for one in found) or 'none of them'}",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from overlay.images.contexts import CONTEXTS
+from overlay.images.contexts import COMPILE, CONTEXTS
 from overlay.images.labels import write_labels
 
 if TYPE_CHECKING:
@@ -30,13 +30,16 @@ def cuda_prefix(cuda: str) -> str:
     return f"/opt/cuda-{'.'.join(cuda.split('.')[:2])}"
 
 
-def make_bake(labels: Labels, contexts: Path, *, images: Path) -> dict[str, Any]:
+def make_bake(
+    labels: Labels, contexts: Path, *, images: Path, source: Path | None = None
+) -> dict[str, Any]:
     """The bake file of an image.
 
     Args:
         labels: what it will claim.
         contexts: folder with one folder a named context.
         images: folder of the Dockerfile.
+        source: of the target ``compile``: patched vLLM, and what its cmake would fetch.
     """
     arguments = {
         "BASE_IMAGE": labels.base,
@@ -44,25 +47,26 @@ def make_bake(labels: Labels, contexts: Path, *, images: Path) -> dict[str, Any]
         "CUDA_PREFIX": cuda_prefix(labels.cuda),
         "KERNEL_KEY": labels.kernels,
         "ARCHITECTURES": " ".join(labels.architectures),
-        "VERSION": f"{labels.vllm.version}+{labels.line}.o{labels.digest[:8]}",
         "SOURCE_DATE_EPOCH": str(EPOCH),
     }
-    names = [name for name in (*CONTEXTS, "source") if (contexts / name).is_dir()]
+    folders = {name: contexts / name for name in CONTEXTS}
+    if source is not None:
+        folders |= {COMPILE: contexts / COMPILE, "source": source}
     return {
         "target": {
             "common": {
                 "context": str(images),
                 "args": arguments,
-                "contexts": {name: str(contexts / name) for name in names},
+                "contexts": {name: str(folder) for name, folder in folders.items()},
             },
             "image": {"labels": write_labels(labels)},
         }
     }
 
 
-def write_bake(labels: Labels, contexts: Path, *, images: Path) -> Path:
+def write_bake(labels: Labels, contexts: Path, *, images: Path, source: Path | None = None) -> Path:
     """Write ``bake.json`` into the folder of the contexts."""
     path = contexts / BAKE_FILE
-    document = make_bake(labels, contexts, images=images)
+    document = make_bake(labels, contexts, images=images, source=source)
     path.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
     return path

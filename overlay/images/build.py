@@ -111,22 +111,21 @@ def _run(argv: Sequence[str], report: Reporter) -> _Log:
     env = {name: value for name, value in os.environ.items() if not name.startswith("BUILDX_BAKE")}
     env |= {"SOURCE_DATE_EPOCH": str(EPOCH), "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
     log = _Log()
-    process = subprocess.Popen(
+    with subprocess.Popen(
         argv, env=env, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-    )  # fmt: skip
-    assert process.stdout is not None  # noqa: S101 - it is a pipe
-    try:
-        for line in process.stdout:
-            seen = len(log.steps)
-            log.take(line.rstrip("\n"))
-            if len(log.steps) > seen:
-                report.say(list(log.steps.values())[-1])
-        code = process.wait()
-    finally:
-        if process.poll() is None:  # stopped: the engine cancels what its client leaves
-            process.terminate()
-            process.wait(timeout=60)
+    ) as process:  # fmt: skip
+        assert process.stdout is not None  # noqa: S101 - it is a pipe
+        try:
+            for line in process.stdout:
+                seen = len(log.steps)
+                log.take(line.rstrip("\n"))
+                if len(log.steps) > seen:
+                    report.say(list(log.steps.values())[-1])
+            code = process.wait()
+        finally:
+            if process.poll() is None:  # stopped: the engine cancels what its client leaves
+                process.terminate()
     if code:
         raise _refusal(log)
     return log

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 CONTEXTS = ("wheels", "cuda-wheels", "upstream-wheels", "kernel-wheels", "changes", "proof")
 """By other names than the Dockerfile's stages, which they would replace."""
 
+COMPILE = "compile-wheels"
+"""For the target ``compile`` alone, which needs a context ``source`` as well."""
+
 _WANTED = "requirements.txt"
 
 
@@ -48,6 +51,7 @@ class Inputs:
         requirements, toolkit: locks of its dependencies and of its CUDA toolkit.
         built: the line's own two wheels.
         kernels: wheel of kernels compiled ahead of time, or None.
+        compiling: the lock of what extensions are built with, for the target ``compile``.
     """
 
     line: Line
@@ -56,6 +60,7 @@ class Inputs:
     toolkit: Requirements
     built: Sequence[Built]
     kernels: Path | None
+    compiling: Requirements | None = None
 
 
 def write_contexts(inputs: Inputs, folder: Path, sources: Sources) -> None:
@@ -70,6 +75,9 @@ def write_contexts(inputs: Inputs, folder: Path, sources: Sources) -> None:
     is_full = inputs.labels.contents == "full"
     _locked(inputs.requirements.wheels.values() if is_full else (), folder / "wheels", sources)
     _locked(inputs.toolkit.wheels.values() if is_full else (), folder / "cuda-wheels", sources)
+    if inputs.compiling is not None:
+        (folder / COMPILE).mkdir()
+        _locked(inputs.compiling.wheels.values(), folder / COMPILE, sources)
     bases = {upstream: sources.release(inputs.line, upstream) for upstream in UPSTREAMS}
     _wheels(bases.values(), folder / "upstream-wheels")
     _kernels(inputs.kernels, folder / "kernel-wheels")

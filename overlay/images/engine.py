@@ -50,10 +50,11 @@ def find_builder() -> Builder:
         raise EngineError("there is no Docker client", why="no 'docker' on the PATH", fix=_INSTALL)
     buildx = _buildx()
     told = _ask("buildx", "inspect", "--bootstrap")
-    if told.returncode:
+    error = _field(told.stdout, "Error")  # buildx says so, and ends with 0
+    if told.returncode or error:
         raise EngineError(
             "there is no Docker engine that answers",
-            why=_last(told.stderr),
+            why=error or _last(told.stderr),
             fix="start it (systemctl start docker), or let DOCKER_HOST or 'docker context' name "
             f"one; else {_INSTALL}",
         )

@@ -39,6 +39,14 @@ _NAMES: dict[Upstream, str] = {"vllm": "vLLM", "flashinfer": "FlashInfer"}
 _KERNELS, _CUBINS = "flashinfer-jit-cache", "flashinfer-cubin"
 # Upstream's FlashInfer and others install this build script, which nothing imports; the last wins
 _NOBODYS = {"build_backend.py"}
+# The RECORD of this wheel is wrong about two of its own files.
+# What the pinned wheel (2.0.4) holds, by SHA-256
+_MISSTATED = {
+    "PyNvVideoCodec/PyNvVideoCodec_121.cpython-311-x86_64-linux-gnu.so":
+        "0cf717968e62167fc7ea57e9d90b0d2e69233a941930fab69607ae6646fdf851",
+    "PyNvVideoCodec/PyNvVideoCodec_130.cpython-311-x86_64-linux-gnu.so":
+        "a9ffef1a47ebe449375c7bef523c27eda9532c00868714672bc6d683940eff95",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +206,7 @@ class _Check:
                 self.say("missing", path, f"{path} of {one.name} is missing")
             elif algorithm != "sha256":
                 self.say("weak", path, f"the RECORD of {one.name} has a {algorithm} for {path}")
-            elif unpadded(seen.sha256) != value:
+            elif unpadded(seen.sha256) != value and seen.sha256.hex() != _MISSTATED.get(path):
                 self.say("content", path, f"{path} isn't what {one.name} {one.version} installed")
             self.hashed += 1
 

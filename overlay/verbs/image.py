@@ -30,23 +30,26 @@ _ROOM = {"full": 20_000_000_000, "small": 2_000_000_000}  # bytes; wheels, layer
     vllm-overlay image-lock infernal
     vllm-overlay image-lock infernal --check
     vllm-overlay image-lock --cuda 13.3.1
+    vllm-overlay image-lock --compile
     """,
 )
 @click.argument("line", required=False)
 @click.option("--cuda", metavar="VERSION", help="Lock this CUDA toolkit instead of a line.")
+@click.option("--compile", "tools", is_flag=True, help="Lock the tools of the target 'compile'.")
 @click.option("--check", is_flag=True, help="Write nothing; fail where the lock is stale.")
 @reaches_sources
-def image_lock(app: App, line: str | None, cuda: str | None, check: bool) -> None:
+def image_lock(app: App, line: str | None, cuda: str | None, tools: bool, check: bool) -> None:
     """Resolve what LINE's image installs into its requirements.lock; commit that file."""
-    if (line is None) == (cuda is None):
-        raise click.UsageError("name either a line or --cuda VERSION")
-    if cuda is not None:
-        from overlay.images.toolkit import write_toolkit
+    from overlay.images.toolkit import write_compile, write_toolkit
 
-        path = write_toolkit(images_folder(app), cuda)
-        _tell(app, "image-lock", {"cuda": cuda, "path": str(path)}, f"wrote {path}")
+    if (line is not None) + (cuda is not None) + tools != 1:
+        raise click.UsageError("name a line, or say --cuda VERSION, or --compile")
+    if line is None:
+        images = images_folder(app)
+        path = write_toolkit(images, cuda) if cuda is not None else write_compile(images)
+        _tell(app, "image-lock", {"path": str(path)}, f"wrote {path}")
         return
-    read = app.line(str(line))
+    read = app.line(line)
     if check:
         found = checked_requirements(app, read)
         _tell(
@@ -141,7 +144,7 @@ def _show_tag(app: App, found: Tag) -> None:
     vllm-overlay image infernal
     vllm-overlay image infernal --print
     vllm-overlay image infernal --contents small --base debian@sha256:...
-    vllm-overlay image infernal --target compile --print
+    vllm-overlay image infernal --print --source work/compile
     """,
 )
 @click.argument("line")
@@ -163,6 +166,11 @@ def _show_tag(app: App, found: Tag) -> None:
 )
 @click.option("--base", metavar="IMAGE@sha256:...", help="Another base image, by digest.")
 @click.option("--no-cache", is_flag=True, help="Take no step over from earlier builds.")
+@click.option(
+    "--source",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="With --print, for the target 'compile': folder with 'vllm' and 'deps'.",
+)
 @click.option("--print", "only_print", is_flag=True, help="Prepare, and print the command instead.")
 @reaches_sources
 def image(
@@ -174,6 +182,7 @@ def image(
     base: str | None,
     no_cache: bool,
     only_print: bool,
+    source: Path | None,
 ) -> None:
     """Build LINE's image into a folder, an OCI layout, that 'publish' takes.
 
@@ -187,6 +196,8 @@ def image(
     from overlay.images.contexts import write_contexts
     from overlay.images.engine import check_room, find_builder
 
+    if source is not None and not only_print:
+        raise click.UsageError("--source goes with --print")
     read = app.line(line)
     folder = (out or app.root.absolute().parent / "dist" / "images" / line).absolute()
     builder = None if only_print else find_builder()
@@ -195,19 +206,19 @@ def image(
     place = folder.with_name(f"{folder.name}.context" if only_print else f".{folder.name}.context")
     with locked(folder.with_name(f".{folder.name}.lock")):
         try:
-            inputs = _inputs(app, read, contents, kernels, base)
+            inputs = _inputs(app, read, contents, kernels, base, compiling=source is not None)
             with machine_errors(place, is_cache=False):
                 shutil.rmtree(place, ignore_errors=True)
                 write_contexts(inputs, place, app.sources)
-                generated = write_bake(inputs.labels, place, images=images_folder(app))
+                generated = write_bake(
+                    inputs.labels, place, images=images_folder(app),
+                    source=source.absolute() if source else None,
+                )  # fmt: skip
             files = (images_folder(app) / "docker-bake.hcl", generated)
             if builder is None:
-                _tell(
-                    app,
-                    "image",
-                    {"line": line, "command": bake_command(files, "image"), "bake": str(generated)},
-                    " ".join(bake_command(files, "image")),
-                )
+                command = bake_command(files, "compile" if source else "image")
+                document = {"line": line, "command": command, "bake": str(generated)}
+                _tell(app, "image", document, " ".join(command))
                 return
             made = build_image(files, folder, builder=builder, no_cache=no_cache, report=app.report)
         finally:
@@ -222,10 +233,14 @@ def _inputs(
     contents: Contents,
     kernels: Path | None,
     base: str | None,
+    *,
+    compiling: bool,
 ) -> Inputs:
     from overlay.images.checkout import project_source
     from overlay.images.contexts import Inputs
     from overlay.images.labels import make_labels
+    from overlay.images.requirements import read_requirements
+    from overlay.images.toolkit import COMPILE_LOCK
     from overlay.lines.lock import check_lock, read_lock
     from overlay.trees.pipeline import apply_line
     from overlay.wheels.linewheels import build_wheels
@@ -249,6 +264,7 @@ def _inputs(
     return Inputs(
         line=line, labels=labels, requirements=requirements, toolkit=toolkit, built=built,
         kernels=kernels,
+        compiling=read_requirements(images_folder(app) / COMPILE_LOCK) if compiling else None,
     )  # fmt: skip
 
 

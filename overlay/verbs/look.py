@@ -12,9 +12,12 @@ from overlay.app import App, told_with, verb
 from overlay.errors import MachineError, OverlayError, WheelError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from overlay.lines.line import Line, Pin, Upstream
     from overlay.patches.patch import Patch
     from overlay.sources.cache import Keep
+    from overlay.wheels.distinfo import Row
     from overlay.wheels.inspect import Inspection
 
 
@@ -170,6 +173,8 @@ def _patch_document(upstream: Upstream, patch: Patch) -> dict[str, Any]:
     vllm-overlay inspect dist/infernal/*.whl
     vllm-overlay inspect --installed
     vllm-overlay inspect --installed --python venv/bin/python
+    vllm-overlay inspect --image dist/images/infernal
+    vllm-overlay inspect --image ghcr.io/owner/vllm:TAG
     """,
 )
 @click.argument("wheels", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
@@ -179,16 +184,35 @@ def _patch_document(upstream: Upstream, patch: Patch) -> dict[str, Any]:
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Interpreter whose packages are looked at (default: this one).",
 )
-def inspect(app: App, wheels: tuple[Path, ...], installed: bool, python: Path | None) -> None:
+@click.option(
+    "--image",
+    metavar="FOLDER|REFERENCE",
+    help="An image: OCI layout, docker-daemon:NAME, or REGISTRY/REPOSITORY:TAG.",
+)
+@click.option("--insecure", is_flag=True, help="Speak plain HTTP to the image's registry.")
+def inspect(
+    app: App,
+    wheels: tuple[Path, ...],
+    installed: bool,
+    python: Path | None,
+    image: str | None,
+    insecure: bool,
+) -> None:
     """Say what WHEELS are, and check every file against their record.
 
     Patched files are held against the record, all others against upstream's own wheel if the
-    cache has it (see fetch), else against the wheel's RECORD.
+    cache has it (see fetch), else against the wheel's RECORD. An image is held against its labels
+    as well; nothing of it is run.
     """
     from overlay.wheels.inspect import inspect_installed, inspect_wheel
 
-    if bool(wheels) == installed:
-        raise click.UsageError("name wheel files, or say --installed")
+    if bool(wheels) + installed + (image is not None) != 1:
+        raise click.UsageError("name wheel files, or say --installed, or --image")
+    if image is not None:
+        from overlay.verbs.image import inspect_image
+
+        inspect_image(app, image, insecure=insecure)
+        return
     if installed:
         found = inspect_installed(python)
         if not found:
@@ -199,7 +223,7 @@ def inspect(app: App, wheels: tuple[Path, ...], installed: bool, python: Path | 
             )
     else:
         found = [inspect_wheel(path) for path in wheels]
-    found = [_against_upstream(app, one) for one in found]
+    found = [against_upstream(app, one) for one in found]
     errors = [error for one in found if (error := one.error()) is not None]
     document = {"verb": "inspect", "found": [_inspection_document(one) for one in found]}
     if app.report.as_json and not errors:
@@ -216,7 +240,7 @@ def inspect(app: App, wheels: tuple[Path, ...], installed: bool, python: Path | 
             raise errors[0]
 
 
-def _against_upstream(app: App, one: Inspection) -> Inspection:
+def against_upstream(app: App, one: Inspection, own: Mapping[str, Row] | None = None) -> Inspection:
     """Hold unpatched files against upstream's wheel too, where the cache has it."""
     from overlay.lines.line import PROJECTS
     from overlay.sources.index import fetch_release
@@ -237,7 +261,7 @@ def _against_upstream(app: App, one: Inspection) -> Inspection:
         what = f"{one.name}: unpatched files were checked against RECORD alone: upstream's wheel "
         note = Problem("no-baseline", "", what + "is not in the cache ('fetch' gets it)")
         return replace(one, notes=(*one.notes, note))
-    return check_baseline(one, base)
+    return check_baseline(one, base, own)
 
 
 def _inspection_row(one: Inspection) -> tuple[str, ...]:

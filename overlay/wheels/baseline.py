@@ -30,17 +30,20 @@ def upstream_of(found: Inspection) -> Upstream | None:
     return named.get(found.name) if found.record is not None else None
 
 
-def check_baseline(found: Inspection, wheel: Path) -> Inspection:
+def check_baseline(
+    found: Inspection, wheel: Path, own: Mapping[str, Row] | None = None
+) -> Inspection:
     """Add a problem for each unpatched file that isn't upstream's.
 
     Args:
         found: of one of our wheels, or of one that is installed.
         wheel: the upstream's wheel that the record names; its hash was checked.
+        own: rows of the RECORD, where ``found.where`` is no place on disk.
     """
     upstream = upstream_of(found)
     if upstream is None:
         return found
-    theirs, ours = _of_wheel(wheel), _own(found)
+    theirs, ours = _of_wheel(wheel), _own(found) if own is None else own
     ours_alone = _patched(found, upstream, theirs) | {VERSION_FILES[upstream][0]}
     problems = []
     for path in sorted((theirs.keys() | ours.keys()) - ours_alone):

@@ -23,13 +23,13 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion, Version
 
 from overlay.errors import MachineError, WheelError
-from overlay.lines.line import PROJECTS
-from overlay.wheels import distinfo, layout, rawzip
+from overlay.lines.upstreams import PROJECTS
+from overlay.wheels import distinfo, kernelwheel, layout, rawzip
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from overlay.lines.line import Upstream
+    from overlay.lines.upstreams import Upstream
 
 _FORMAT = 1
 _DELETED = "000000"
@@ -118,7 +118,9 @@ def inspect_wheel(path: Path) -> Inspection:
 
 
 def inspect_installed(python: Path | None = None) -> list[Inspection]:
-    """Check vLLM and FlashInfer as installed for an interpreter; nothing of them is imported.
+    """Check vLLM, FlashInfer and its compiled kernels as installed for an interpreter.
+
+    Nothing of them is imported.
 
     Args:
         python: the interpreter, by default the running one.
@@ -129,7 +131,8 @@ def inspect_installed(python: Path | None = None) -> list[Inspection]:
     Raises:
         MachineError: the interpreter can't be run.
     """
-    argv = (str(python or sys.executable), "-I", "-c", _ASK, *PROJECTS.values())
+    projects = (*PROJECTS.values(), kernelwheel.PROJECT)
+    argv = (str(python or sys.executable), "-I", "-c", _ASK, *projects)
     try:
         done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=120)
         found = json.loads(done.stdout)
@@ -149,7 +152,20 @@ def inspect_installed(python: Path | None = None) -> list[Inspection]:
         if twice:
             check.say("twice", "", f"{name} is also installed at {twice[0][3]}")
         inspections.append(_without_shared(check.run(), info) if info else check.result())
-    return inspections
+    return [_beside_flashinfer(one, inspections) for one in inspections]
+
+
+def inspect_files(where: Path, project: str, version: str, info: str, files: _Files) -> Inspection:
+    """Check one distribution that is installed somewhere that isn't a folder, such as an image.
+
+    Args:
+        where: to name it by.
+        project: canonical name.
+        version: as METADATA states it.
+        info: its dist-info folder.
+        files: of it.
+    """
+    return _Check(where, project, version, info, files).run()
 
 
 def _without_shared(found: Inspection, info: str) -> Inspection:
@@ -177,6 +193,30 @@ def _without_shared(found: Inspection, info: str) -> Inspection:
     excused = {note.path for note in notes}
     problems = tuple(p for p in found.problems if p.path not in excused or p.kind != "content")
     return replace(found, problems=problems, notes=tuple(notes))
+
+
+def _beside_flashinfer(kernels: Inspection, found: list[Inspection]) -> Inspection:
+    """Add to kernels that were compiled from other sources than those installed that they were."""
+    if kernels.name != kernelwheel.PROJECT:
+        return kernels
+    problems = [
+        Problem(
+            "kernels", "", f"{kernels.name} {kernels.version} isn't of the installed {one.name} "
+            f"{one.version}: FlashInfer doesn't use it"
+        )
+        for one in found
+        if one.name == PROJECTS["flashinfer"] and one.version != kernels.version
+    ]  # fmt: skip
+    if kernels.record is not None:
+        try:
+            document = (kernels.where / kernelwheel.BUILT_MEMBER).read_bytes()
+            problems += [
+                Problem("kernels", name, f"{name} isn't what {kernels.name} was compiled from")
+                for name in kernelwheel.differing_sources(document, kernels.where)
+            ]
+        except (WheelError, OSError) as error:
+            problems.append(Problem("kernels", kernelwheel.BUILT_MEMBER, str(error)))
+    return replace(kernels, problems=(*kernels.problems, *problems))
 
 
 _ASK = """
@@ -297,16 +337,20 @@ class _Check:
             metadata = self.files.read(f"{self.info}/METADATA")
             self._check_metadata(metadata)
         path = f"{self.info}/{distinfo.RECORD_MEMBER}"
-        if path not in names or self.name not in _UPSTREAMS:
+        known = {*_UPSTREAMS, kernelwheel.PROJECT}
+        if path not in names or self.name not in known:
             self.say("no-provenance", path, f"{self.name} carries no provenance record of ours")
             return self.result()
         with self._noting("provenance", path):
             data = self.files.read(path)
             self.record = _provenance(data)
             self._check_version(data)
-            upstream = _UPSTREAMS[self.name]
-            self._check_requirements(upstream, metadata)
-            self._check_effects(upstream, names)
+            upstream = _UPSTREAMS.get(self.name)
+            if upstream is None:  # kernels hold no file of the trees
+                self._check_required(metadata, PROJECTS["flashinfer"], f"=={self.version}")
+            else:
+                self._check_requirements(upstream, metadata)
+                self._check_effects(upstream, names)
         return self.result()
 
     @contextmanager
@@ -365,14 +409,15 @@ class _Check:
         """
         if upstream != "vllm" or self.record is None:
             return
-        stated = distinfo.requirements_of(metadata)
         for project, specifier in self.record["requirements"].items():
-            text = f"{project}{specifier}"
-            if project == PROJECTS["flashinfer"]:
-                text += f"+{Version(self.version).local}"
-            if stated.get(project) != [text]:
-                found = " and ".join(stated.get(project, ["nothing"]))
-                self.say("requirement", project, f"METADATA requires {found}, not {text}")
+            local = f"+{Version(self.version).local}" if project == PROJECTS["flashinfer"] else ""
+            self._check_required(metadata, project, f"{specifier}{local}")
+
+    def _check_required(self, metadata: bytes, project: str, specifier: str) -> None:
+        stated = distinfo.requirements_of(metadata).get(project, ["nothing"])
+        if stated != [f"{project}{specifier}"]:
+            found = " and ".join(stated)
+            self.say("requirement", project, f"METADATA requires {found}, not {project}{specifier}")
 
     def _check_effects(self, upstream: Upstream, names: Collection[str]) -> None:
         assert self.record is not None  # noqa: S101 - for the type checker
