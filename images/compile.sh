@@ -12,8 +12,8 @@ if [ -r /run/secrets/sccache ]; then
     . /run/secrets/sccache
     set +a
 fi
-export CUDA_HOME=$CUDA_PREFIX PYTHONPATH=/opt/compile TORCH_CUDA_ARCH_LIST=$ARCHITECTURES
-export PATH=/opt/vllm/bin:/opt/compile/bin:$CUDA_PREFIX/bin:$PATH
+export CUDA_HOME=$CUDA_PREFIX TORCH_CUDA_ARCH_LIST=$ARCHITECTURES
+export PATH=/opt/vllm/bin:$CUDA_PREFIX/bin:$PATH
 for dependency in "$source"/deps/*/; do
     name=$(basename "$dependency")
     case "$name" in
@@ -28,7 +28,7 @@ python=/opt/vllm/bin/python
 torch=$($python -c 'import torch; print(torch.utils.cmake_prefix_path)')
 launch=()
 for language in C CXX CUDA; do
-    launch+=("-DCMAKE_${language}_COMPILER_LAUNCHER=/opt/compile/bin/sccache")
+    launch+=("-DCMAKE_${language}_COMPILER_LAUNCHER=/opt/vllm/bin/sccache")
 done
 cmake -S "$build/tree" -B "$build/cmake" -G Ninja -DCMAKE_BUILD_TYPE=Release \
     -DVLLM_TARGET_DEVICE=cuda -DVLLM_PYTHON_EXECUTABLE=$python -DCMAKE_PREFIX_PATH="$torch" \
@@ -45,4 +45,4 @@ else
     ninja -C "$build/cmake" -j "${MAX_JOBS:-$(nproc)}"
     cmake --install "$build/cmake" --prefix "$out"
 fi
-/opt/compile/bin/sccache --show-stats
+sccache --show-stats

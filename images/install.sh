@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Installs exactly the wheels of /wheels: 'install.sh packages' into the environment, 'install.sh
-# tools FOLDER' beside it, 'install.sh toolkit PREFIX' CUDA's compiler and headers, made to look like
-# NVIDIA's own installation. No index, no resolver.
+# toolkit PREFIX' CUDA's compiler and headers below a prefix of their own. No index, no resolver.
 set -euo pipefail
 
 pip=(/opt/installer/bin/python -I -m pip --no-cache-dir --disable-pip-version-check)
@@ -14,9 +13,6 @@ fi
 case "$1" in
 packages)
     "${pip[@]}" --python /opt/vllm/bin/python install "${options[@]}"
-    ;;
-tools)
-    "${pip[@]}" install "${options[@]}" --target "$2"
     ;;
 toolkit)
     "${pip[@]}" install "${options[@]}" --target "$2/wheels"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from overlay.cli import main
 from overlay.images.contexts import _program
 from overlay.images.difference import write_difference
 from overlay.images.oci import read_layout
@@ -26,12 +27,12 @@ from overlay.images.site import PREFIX, read_disk_site, read_image_site
 from overlay.lines.line import PROJECTS, UPSTREAMS, read_line
 from overlay.lines.lock import read_lock
 from tests.support.layouts import make_layout
+from tests.support.tiny import FLASHINFER_FILES, VLLM_FILES, make_tiny
 from tests.support.wheels import record_line, record_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Iterator, Mapping
 
-    from tests.conftest import Ran
     from tests.support.tiny import Tiny
 
 IMAGES = Path(__file__).parent.parent / "images"
@@ -81,8 +82,8 @@ def put(prefix: Path, name: str, version: str, files: Mapping[str, bytes]) -> No
 class Built:
     """An environment as an image has it, and what its labels claim."""
 
-    def __init__(self, prefix: Path, claims: Claims, ours: Mapping[str, Path]) -> None:
-        self.prefix, self.claims, self.ours = prefix, claims, ours
+    def __init__(self, prefix: Path, claims: Claims, tiny: Tiny, changes: Path) -> None:
+        self.prefix, self.claims, self.tiny, self.changes = prefix, claims, tiny, changes
         self.site = prefix / SITE
 
     def messages(self) -> list[str]:
@@ -95,10 +96,24 @@ class Built:
         return found
 
 
-@pytest.fixture
-def built(tiny: Tiny, run: Callable[..., Ran], tmp_path: Path) -> Built:
-    assert run("lock", "tiny").code == 0
-    assert run("wheel", "tiny").code == 0
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Tiny, Path, Claims]]:
+    """The line ``tiny``, a folder with the environment and its changes, and what it may claim."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_OVERLAY_CACHE", str(folder / "cache"))
+        tiny = make_tiny(folder / "project", patch)
+        one = VLLM_FILES["vllm/one.py"].replace(b"= 3\n", b"= 33\n")
+        tiny.add_patch("vllm", "first", {"vllm/one.py": one})
+        tiny.add_patch("vllm", "second", {"vllm/new.py": b"new = 1\n", "vllm/old.py": None})
+        source = FLASHINFER_FILES["csrc/prefill.cu"].replace(b"e 7\n", b"e x\n")
+        tiny.add_patch("flashinfer", "check", {"csrc/prefill.cu": source})
+        for verb in ("lock", "wheel"):
+            assert main(["--patches", str(tiny.patches), verb, "tiny", "--quiet"]) == 0
+        yield tiny, folder, _install_all(tiny, folder)
+
+
+def _install_all(tiny: Tiny, folder: Path) -> Claims:
     line = read_line(tiny.patches, "tiny")
     lock = read_lock(line)
     assert lock is not None
@@ -107,14 +122,14 @@ def built(tiny: Tiny, run: Callable[..., Ran], tmp_path: Path) -> Built:
         up: next((tiny.root / "dist" / "tiny").glob(f"{PROJECTS[up].replace('-', '_')}-*"))
         for up in UPSTREAMS
     }
-    prefix, changes = tmp_path / "env", tmp_path / "changes"
+    prefix, changes = folder / "env", folder / "changes"
     for upstream in UPSTREAMS:
         install(theirs[upstream], prefix, script="vllm" if upstream == "vllm" else "")
     write_difference([(theirs[up], ours[up]) for up in UPSTREAMS], changes)
     apply_overlay(changes, prefix / SITE)
     put(prefix, "torch", "2.13.0", {"torch/__init__.py": b"", "torch/version.py": TORCH})
     put(prefix, "nvidia-cutlass-dsl", "4.6.2", {"cutlass/__init__.py": b""})
-    claims = Claims(
+    return Claims(
         line="tiny",
         digest=lock.digest,
         contents="full",
@@ -126,7 +141,14 @@ def built(tiny: Tiny, run: Callable[..., Ran], tmp_path: Path) -> Built:
         packages={},
         needs=("nvidia-cutlass-dsl>=4.6",),
     )
-    return Built(prefix, claims, ours)
+
+
+@pytest.fixture
+def built(made: tuple[Tiny, Path, Claims], tmp_path: Path) -> Built:
+    """A copy of the environment, to be spoilt."""
+    tiny, folder, claims = made
+    shutil.copytree(folder / "env", tmp_path / "env")
+    return Built(tmp_path / "env", claims, tiny, folder / "changes")
 
 
 def test_what_was_built_is_what_it_claims(built: Built) -> None:
@@ -230,16 +252,16 @@ def test_torch_of_the_same_version_was_built_with_another_cuda(built: Built) -> 
 
 
 @pytest.mark.parametrize("upstream", UPSTREAMS)
-def test_pip_preferred_upstreams_build(built: Built, tiny: Tiny, upstream: str) -> None:
+def test_pip_preferred_upstreams_build(built: Built, upstream: str) -> None:
     shutil.rmtree(built.info(upstream))
-    wheel = next(tiny.index.glob(f"{PROJECTS[upstream].replace('-', '_')}-*.whl"))  # type: ignore[index]
+    wheel = next(built.tiny.index.glob(f"{PROJECTS[upstream].replace('-', '_')}-*.whl"))  # type: ignore[index]
     install(wheel, built.prefix)
     (found,) = [text for text in built.messages() if "upstream's own build" in text]
     assert "without a patch: a resolver preferred it to" in found
 
 
-def test_both_builds_are_installed(built: Built, tiny: Tiny) -> None:
-    install(next(tiny.index.glob("flashinfer_python-*.whl")), built.prefix)
+def test_both_builds_are_installed(built: Built) -> None:
+    install(next(built.tiny.index.glob("flashinfer_python-*.whl")), built.prefix)
     assert any("flashinfer-python is installed 2 times" in text for text in built.messages())
 
 
@@ -319,7 +341,7 @@ def test_labels_that_claim_something_else(
     assert any(text.startswith(message) for text in built.messages()), built.messages()
 
 
-def test_the_manifest_of_a_difference_names_both_folders(built: Built, tmp_path: Path) -> None:
-    found = json.loads((tmp_path / "changes" / "manifest.json").read_text())
+def test_the_manifest_of_a_difference_names_both_folders(built: Built) -> None:
+    found = json.loads((built.changes / "manifest.json").read_text())
     assert [one["gone"] for one in found] == [["vllm/old.py"], []]
     assert found[0]["old"] == "vllm-1.2.3.dist-info"

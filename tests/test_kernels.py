@@ -167,8 +167,9 @@ def test_only_what_differs_is_shown() -> None:
     }
     rows = {row[0]: row[1:] for row in _rows(made, every=False)}
     assert list(rows) == ["gone", "less", "new"]
-    assert rows["less"] == ("1", "0", "0", "4 -> 0", "0", "8 -> 9")
-    assert (rows["new"][0], rows["gone"][0]) == ("none -> 1", "1 -> none")
+    assert rows["less"] == ("changed", "1", "0", "0", "4 -> 0", "0", "8 -> 9")
+    assert (rows["new"][0], rows["gone"][0]) == ("added", "dropped")
+    assert rows["new"][1:] == rows["gone"][1:] == ("1", "0", "0", "0", "0", "9")
     assert [row[0] for row in _rows(made, every=True)] == ["gone", "less", "new", "same"]
 
 

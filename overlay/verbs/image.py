@@ -144,7 +144,7 @@ def _show_tag(app: App, found: Tag) -> None:
     vllm-overlay image infernal
     vllm-overlay image infernal --print
     vllm-overlay image infernal --contents small --base debian@sha256:...
-    vllm-overlay image infernal --print --source work/compile
+    vllm-overlay image infernal --print --compile work/compile
     """,
 )
 @click.argument("line")
@@ -167,7 +167,8 @@ def _show_tag(app: App, found: Tag) -> None:
 @click.option("--base", metavar="IMAGE@sha256:...", help="Another base image, by digest.")
 @click.option("--no-cache", is_flag=True, help="Take no step over from earlier builds.")
 @click.option(
-    "--source",
+    "--compile",
+    "tree",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="With --print, for the target 'compile': folder with 'vllm' and 'deps'.",
 )
@@ -182,7 +183,7 @@ def image(
     base: str | None,
     no_cache: bool,
     only_print: bool,
-    source: Path | None,
+    tree: Path | None,
 ) -> None:
     """Build LINE's image into a folder, an OCI layout, that 'publish' takes.
 
@@ -196,8 +197,8 @@ def image(
     from overlay.images.contexts import write_contexts
     from overlay.images.engine import check_room, find_builder
 
-    if source is not None and not only_print:
-        raise click.UsageError("--source goes with --print")
+    if tree is not None and not only_print:
+        raise click.UsageError("--compile goes with --print")
     read = app.line(line)
     folder = (out or app.root.absolute().parent / "dist" / "images" / line).absolute()
     builder = None if only_print else find_builder()
@@ -206,17 +207,17 @@ def image(
     place = folder.with_name(f"{folder.name}.context" if only_print else f".{folder.name}.context")
     with locked(folder.with_name(f".{folder.name}.lock")):
         try:
-            inputs = _inputs(app, read, contents, kernels, base, compiling=source is not None)
+            inputs = _inputs(app, read, contents, kernels, base, compiling=tree is not None)
             with machine_errors(place, is_cache=False):
                 shutil.rmtree(place, ignore_errors=True)
                 write_contexts(inputs, place, app.sources)
                 generated = write_bake(
                     inputs.labels, place, images=images_folder(app),
-                    source=source.absolute() if source else None,
+                    source=tree.absolute() if tree else None,
                 )  # fmt: skip
             files = (images_folder(app) / "docker-bake.hcl", generated)
             if builder is None:
-                command = bake_command(files, "compile" if source else "image")
+                command = bake_command(files, "compile" if tree else "image")
                 document = {"line": line, "command": command, "bake": str(generated)}
                 _tell(app, "image", document, " ".join(command))
                 return

@@ -11,9 +11,11 @@ import click
 import msgspec
 
 from overlay.app import App, reaches_sources, verb
+from overlay.errors import KernelError
 
 if TYPE_CHECKING:
     from overlay.kernels.compile import Compiled
+    from overlay.kernels.resources import Kernel
     from overlay.kernels.toolchain import Toolchain
 
 
@@ -50,7 +52,7 @@ def kernels(
     change; --all and --json have every one.
     """
     from overlay.kernels.aot import write_wheel
-    from overlay.kernels.compile import compile_module
+    from overlay.kernels.compile import ARCH, compile_module
     from overlay.kernels.toolchain import find_toolchain
     from overlay.lines.lock import check_lock, read_lock
     from overlay.lines.record import make_record
@@ -58,6 +60,11 @@ def kernels(
     from overlay.trees.pipeline import apply_line
 
     read = app.line(line)
+    if ARCH not in read.settings.architectures:
+        raise KernelError(
+            f"line {line} doesn't serve {ARCH}",
+            why=f"line.toml has architectures {', '.join(read.settings.architectures)}",
+        )
     tools = find_toolchain(read.settings.cuda, cached=cache)
     patched = apply_line(read, app.sources)
     for upstream, one in patched.items():
@@ -106,9 +113,10 @@ def _rows(made: dict[str, Compiled], every: bool) -> list[tuple[str, ...]]:
     patched = made["patched"].kernels
     bare = made["bare"].kernels if "bare" in made else patched
     return [
-        (name, *(_cell(bare.get(name), patched.get(name), field) for field in _FIELDS.values()))
+        (name, _change(before, after), *(_cell(before, after, f) for f in _FIELDS.values()))
         for name in sorted(bare.keys() | patched.keys())
-        if every or bare.get(name) != patched.get(name)
+        for before, after in [(bare.get(name), patched.get(name))]
+        if every or before != after
     ]
 
 
@@ -135,10 +143,15 @@ _FIELDS = {
 }
 
 
-def _cell(before: Any, after: Any, field: str) -> str:
-    old = "" if before is None else str(getattr(before, field))
-    new = "" if after is None else str(getattr(after, field))
-    return old if old == new else f"{old or 'none'} -> {new or 'none'}"
+def _change(before: Kernel | None, after: Kernel | None) -> str:
+    if before is None or after is None:
+        return "dropped" if after is None else "added"
+    return "" if before == after else "changed"
+
+
+def _cell(before: Kernel | None, after: Kernel | None, field: str) -> str:
+    values = [str(getattr(one, field)) for one in (before, after) if one is not None]
+    return " -> ".join(dict.fromkeys(values))
 
 
 def _totals(name: str, one: Compiled) -> tuple[str, ...]:
@@ -146,7 +159,7 @@ def _totals(name: str, one: Compiled) -> tuple[str, ...]:
     found = one.kernels.values()
     most = max(kernel.registers for kernel in found)
     sums = [sum(getattr(k, field) for k in found) for field in list(_FIELDS.values())[1:]]
-    return (f"{name}, {len(found)} kernels", f"at most {most}", *map(str, sums))
+    return (f"{name}, {len(found)} kernels", "", f"at most {most}", *map(str, sums))
 
 
 def _state(one: Compiled) -> dict[str, Any]:

@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# Installs what tests/images needs on a bare Debian 12: engine, registry, signing and OCI tools.
+# Installs what tests/images needs on a bare Debian 12: engine, registry, signing and OCI tools. With
+# 'client', Docker's client and buildx alone, by which a bake file is read.
 # They come from trixie, which a pin priority of 100 keeps from replacing anything else.
 set -euo pipefail
 
+pairs=(docker:docker-cli)
+[ "${1:-}" = client ] || pairs+=(dockerd:docker.io containerd:containerd runc:runc cosign:cosign
+    oras:oras skopeo:skopeo docker-registry:docker-registry mmdebstrap:mmdebstrap)
 missing=()
-for pair in dockerd:docker.io docker:docker-cli containerd:containerd runc:runc cosign:cosign \
-    oras:oras skopeo:skopeo docker-registry:docker-registry mmdebstrap:mmdebstrap; do
+for pair in "${pairs[@]}"; do
     command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
 done
 docker buildx version >/dev/null 2>&1 || missing+=(docker-buildx)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -25,6 +25,7 @@ from overlay.images.oci import read_layout
 from overlay.images.proof import write_claims
 from overlay.images.requirements import format_requirements, lock_inputs
 from overlay.images.structure import config_problems
+from overlay.images.tag import parse_tag
 from overlay.images.toolkit import read_toolkit
 from overlay.lines.line import read_line
 from tests.support.tiny import Tiny, make_tiny
@@ -168,6 +169,49 @@ def test_it_is_pushed_pulled_run_and_proven_inside(
         assert user.strip() == "1000"
     finally:
         running.docker("image", "rm", target)
+
+
+def test_it_is_published_signed_promoted_and_told_apart(
+    first: Path,
+    running: Engine,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The way of a release, on the true image in small."""
+    monkeypatch.setenv("COSIGN_PASSWORD", "correct horse")
+    subprocess.run(
+        ("cosign", "generate-key-pair", "--output-key-prefix", str(tmp_path / "key")),
+        check=True, capture_output=True,
+    )  # fmt: skip
+    shutil.copytree(ROOT / "patches", tmp_path / "project" / "patches")
+    shutil.copytree(ROOT / "images", tmp_path / "project" / "images")
+    repository = f"{running.registry}/release/vllm"
+
+    def say(verb: str, *words: str) -> dict[str, Any]:
+        capfd.readouterr()
+        where = ("--patches", str(tmp_path / "project" / "patches"))
+        code = main([*where, verb, *words, "--json"])
+        out, err = capfd.readouterr()
+        assert code == 0, err
+        found: dict[str, Any] = json.loads(out)
+        return found
+
+    to = (str(first), "--to", repository, "--key", str(tmp_path / "key.key"), "--settle", "2")
+    done = say("publish", *to)
+    digest, tag = read_layout(first).digest, done["tag"]
+    assert done["digest"] == digest
+    assert parse_tag(tag).codename == LINE
+    assert say("publish", *to)["tag"] == tag
+    assert [image["tag"] for image in say("images")["images"]] == [tag]
+
+    public = ("--key", str(tmp_path / "key.pub"))
+    argv = ("cosign", "verify", *public, "--insecure-ignore-tlog=true", "--allow-insecure-registry")
+    subprocess.run((*argv, f"{repository}@{digest}"), check=True, capture_output=True)
+    say("promote", tag, LINE, *public, "--to", repository)
+    assert say("inspect", "--image", f"{repository}:{LINE}")["problems"] == []
+    same = say("image-diff", f"{repository}:{LINE}", str(first))
+    assert (same["differences"], same["download_bytes"]) == ([], 0)
 
 
 # --- what stops a build, on a line in small ------------------------------------------------------
