@@ -116,7 +116,8 @@ def cli(ctx: click.Context, patches: Path | None) -> None:
     Exit codes: 2 usage, 3 line, 4 patch, 5 source differs from its pin, 6 source out of reach,
     7 bad verdict, 8 lock, 9 wheel, 10 lint, 11 machine, 12 export, 13 git, 14 check,
     15 a patch needs a person, 16 unnoticed defect, 17 move, 18 drop, 19 bisect,
-    20 capability, 21 recipe, 22 unsupported, 23 unknown, 24 kernels, 27 publishing, 28 signature.
+    20 capability, 21 recipe, 22 unsupported, 23 unknown, 24 kernels, 25 image, 26 engine,
+    27 publishing, 28 signature.
     """
     ctx.ensure_object(App)
     ctx.obj.patches = patches
