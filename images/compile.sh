@@ -24,7 +24,9 @@ done
 
 mkdir -p "$build" "$out"
 cp -R "$source/vllm/." "$build/tree/"
-python=/opt/vllm/bin/python
+python=/opt/vllm/bin/python site=/opt/vllm/lib/python$version/site-packages
+libraries="-isystem $site/nvidia/cu13/include" # headers of cuBLAS and others, which torch brings
+nvrtc=$(find "$site/nvidia" -name 'libnvrtc.so.*') # torch's own: the toolkit's wheels have none
 torch=$($python -c 'import torch; print(torch.utils.cmake_prefix_path)')
 launch=()
 for language in C CXX CUDA; do
@@ -32,9 +34,10 @@ for language in C CXX CUDA; do
 done
 cmake -S "$build/tree" -B "$build/cmake" -G Ninja -DCMAKE_BUILD_TYPE=Release \
     -DVLLM_TARGET_DEVICE=cuda -DVLLM_PYTHON_EXECUTABLE=$python -DCMAKE_PREFIX_PATH="$torch" \
-    -DVLLM_PYTHON_PATH="/opt/vllm/lib/python$version/site-packages" \
+    -DCMAKE_CXX_FLAGS="$libraries" -DCMAKE_CUDA_FLAGS="$libraries" \
+    -DVLLM_PYTHON_PATH="$site" -DCUDA_nvrtc_LIBRARY="$nvrtc" \
     -DCMAKE_CUDA_COMPILER="$CUDA_HOME/bin/nvcc" -DFETCHCONTENT_FULLY_DISCONNECTED=ON \
-    -DNVCC_THREADS=1 "${launch[@]}"
+    "${launch[@]}"
 if [ -n "${TARGETS:-}" ]; then
     # shellcheck disable=SC2086
     ninja -C "$build/cmake" -j "${MAX_JOBS:-2}" $TARGETS

