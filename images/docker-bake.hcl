@@ -7,7 +7,6 @@ target "common" {
   context    = "images"
   dockerfile = "Dockerfile"
   platforms  = ["linux/amd64"]
-  network    = "none"
 }
 
 target "image" {

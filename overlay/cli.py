@@ -15,7 +15,7 @@ import click
 
 from overlay.app import App, cli
 from overlay.errors import MachineError, OverlayError
-from overlay.report import Reporter, prepare_streams
+from overlay.report import Reporter, prepare_streams, release_streams
 from overlay.verbs import (
     build,
     bundle,
@@ -62,6 +62,13 @@ DEBUG_VARIABLE = "VLLM_OVERLAY_DEBUG"
 def main(arguments: list[str] | None = None) -> int:
     """Run one invocation and return its exit code."""
     prepare_streams()
+    try:
+        return _run(arguments)
+    finally:
+        release_streams()
+
+
+def _run(arguments: list[str] | None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     # --json must hold for usage errors too, which come before any option is processed
     app = App(report=Reporter(as_json="--json" in given))

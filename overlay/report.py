@@ -137,6 +137,17 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def release_streams() -> None:
+    """Let go of what standard error holds and can't take, as on a full disk.
+
+    Python would try once more at its end, and make that the exit code.
+    """
+    try:
+        sys.stderr.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
 def _put(data: str | bytes) -> None:
     """Write to standard output, now, so that it is known here whether that worked.
 

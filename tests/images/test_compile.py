@@ -8,6 +8,7 @@ others are empty STAND-INS, so no more than that source can be built. Gigabytes 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import tarfile
 from typing import TYPE_CHECKING
@@ -27,10 +28,26 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.real
 OBJECT = "CMakeFiles/_C_stable_libtorch.dir/csrc/libtorch_stable/activation_kernels.cu.o"
-STAND_INS = (
-    "vllm_flash_attn", "flash_mla", "qutlass", "deepgemm", "flash_kda", "fmha_sm100", "tml_fa4",
-    "triton_kernels",
-)  # fmt: skip
+# Empty, each with the files that cmake wants to see there
+STAND_INS = {
+    "vllm_flash_attn": (),
+    "flash_mla": ("flash_mla/flash_mla_interface.py",),
+    "qutlass": (
+        "qutlass/third_party/cutlass/include/cutlass/cutlass.h",
+        *(
+            f"qutlass/csrc/{name}"
+            for name in (
+                "bindings.cpp", "gemm.cu", "gemm_ada.cu", "fused_quantize_mx.cu",
+                "fused_quantize_nv.cu", "fused_quantize_mx_sm100.cu", "fused_quantize_nv_sm100.cu",
+            )
+        ),
+    ),
+    "deepgemm": (),
+    "flash_kda": ("csrc/flash_kda.cpp", "csrc/smxx/fwd_launch.cu"),
+    "fmha_sm100": (),
+    "tml_fa4": (),
+    "triton_kernels": (),
+}  # fmt: skip
 # What the line's own base image has, and a minimal Debian lacks
 PACKAGES = "python3,python3-venv,python3-dev,g++,patch,git,ca-certificates"
 
@@ -68,10 +85,27 @@ def tree(tmp_path: Path) -> Path:
             if inside.startswith("cutlass/") and member.isreg():
                 member.name = inside
                 archive.extract(member, folder / "deps", filter="data")
-    for name in STAND_INS:
-        (folder / "deps" / name).mkdir()
-        (folder / "deps" / name / "STAND-IN").write_text("An empty stand-in for a test.\n")
+    for name, files in STAND_INS.items():
+        for file in ("STAND-IN", *files):
+            path = folder / "deps" / name / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
     return folder
+
+
+def bake(command: list[str], out: Path, running: Engine, *, jobs: int) -> str:
+    """Run a bake command for that one object; what it said. ``jobs`` lets the step run again."""
+    more = (
+        "--progress=plain", "--provenance=false",
+        f"--set=compile.args.TARGETS={OBJECT}", "--set=compile.args.ARCHITECTURES=12.0a",
+        f"--set=compile.args.MAX_JOBS={jobs}", f"--set=compile.output=type=local,dest={out}",
+    )  # fmt: skip
+    done = subprocess.run(
+        (*command[:-1], *more, command[-1]),
+        env=running.environment, cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stderr
 
 
 def test_one_real_source_is_compiled(
@@ -83,18 +117,13 @@ def test_one_real_source_is_compiled(
     out = ("--base", compilers, "--compile", str(tree), "--out", str(tmp_path / LINE))
     assert main([*argv, *out]) == 0
     command = json.loads(capfd.readouterr().out)["command"]
-    more = (
-        "--progress=plain", "--provenance=false",
-        f"--set=compile.args.TARGETS={OBJECT}", "--set=compile.args.ARCHITECTURES=12.0a",
-        f"--set=compile.output=type=local,dest={tmp_path / 'made'}",
-    )  # fmt: skip
-    done = subprocess.run(
-        (*command[:-1], *more, command[-1]),
-        env=running.environment, cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
+    said = bake(command, tmp_path / "made", running, jobs=1)
     nvcc = read_requirements(ROOT / "images" / "cuda-13.3.lock").wheels["nvidia-cuda-nvcc"].version
-    assert f"The CUDA compiler identification is NVIDIA {nvcc}" in done.stderr
-    assert "CUDA target architectures: 12.0" in done.stderr
-    assert (tmp_path / "made" / OBJECT).read_bytes().startswith(b"\x7fELF")
-    assert "Compile requests" in done.stderr  # sccache's word: the compiler ran behind it
+    assert f"The CUDA compiler identification is NVIDIA {nvcc}" in said
+    assert "CUDA supported target architectures: 12.0" in said
+    assert re.search(r"Cache misses \(CUDA\) +1\n", said)
+    made = (tmp_path / "made" / OBJECT).read_bytes()
+    assert made.startswith(b"\x7fELF")
+    again = bake(command, tmp_path / "again", running, jobs=2)
+    assert re.search(r"Cache hits \(CUDA\) +1\n", again)
+    assert (tmp_path / "again" / OBJECT).read_bytes() == made
